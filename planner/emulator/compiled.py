@@ -27,10 +27,11 @@ def open_cudnn_with_cublaslt(where: str, cache_folder: Path | None = None) -> Cu
 
 
 def cublaslt_for(cudnn: Path) -> Path | str:
-    """Compile a stub of cuBLASLt for cuDNN if needed; return its path, or why there is none.
+    """Return the path of the compiled stand-in of cuBLASLt for cuDNN, or the reason if there is none.
 
-    `cudnn` is the folder of libcudnn.so.9 in NVIDIA's packages. When cuDNN finalizes an engine that is built
-    on cuBLASLt it runs the heuristic of cuBLASLt, which needs a GPU, and drops the engine if there is none.
+    The stand-in is compiled if it is not in the cache. `cudnn` is the folder of libcudnn.so.9 in NVIDIA's
+    packages. When cuDNN finalizes an engine that is built on cuBLASLt, it runs the heuristic of cuBLASLt,
+    which needs a GPU, and drops the engine if there is no GPU.
     """
     beside = cudnn.parent.parent
     libraries = sorted(beside.glob("*/lib/libcublasLt.so.*[0-9]"))

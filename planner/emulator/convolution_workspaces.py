@@ -71,7 +71,7 @@ class DefaultWorkspaces:
 
     @property
     def name(self) -> str:
-        """Return the name of the library or the stored answers."""
+        """Return the name of the installed cuDNN, or of the stored answers if no installed cuDNN answers."""
         return self._source.name
 
     def __call__(self, capability: tuple[int, int], sm_count: int, convolution: Convolution) -> Workspaces:
@@ -85,7 +85,7 @@ class DefaultWorkspaces:
         return self._source.following(capability, sm_count, convolution, size_bytes)
 
     def account(self, capability: tuple[int, int], sm_count: int) -> WorkspaceAccount:
-        """Return the origin of the workspaces, the shares without a good answer, and notes."""
+        """Return an account of the workspaces' source, and of convolutions without a good answer."""
         return self._source.account(capability, sm_count)
 
 
@@ -95,7 +95,7 @@ class CudnnWorkspaces:
 
     library: Cudnn
     benchmark: bool
-    # Of each capability, the convolutions at any batch size, and whether an engine runs them at one.
+    # By capability and convolution (at a batch size of 1): whether an engine ran it at a queried batch size.
     _has_engine: dict[tuple[int, int], dict[Convolution, bool]] = field(default_factory=dict, compare=False)
 
     @property
@@ -116,12 +116,13 @@ class CudnnWorkspaces:
     def following(
         self, capability: tuple[int, int], sm_count: int, convolution: Convolution, size_bytes: int
     ) -> tuple[int, ...] | None:
-        """Return the sizes in bytes to try if a workspace is refused: of all engines, by rank of heuristics.
+        """Return the sizes in bytes to try if a workspace is refused: the workspaces of the other engines.
 
-        While engines are timed, half of the refused size is tried, and so on (Conv_v8.cpp,
-        generate_and_filter_plans).
+        They are in the order of the heuristics. A larger size may follow: it may still fit if the segment of
+        20 MiB for a smaller size does not.
 
-        A larger size may follow: it may still fit if the segment of 20 MiB for a smaller size does not.
+        If the refused size is the size for timing all engines (`benchmark`), the sizes are half of it, a
+        quarter of it, and so on (Conv_v8.cpp, generate_and_filter_plans).
         """
         if self.benchmark:
             answer = self.library.benchmarked(capability, sm_count, convolution)
@@ -133,7 +134,7 @@ class CudnnWorkspaces:
         return tuple(sizes)
 
     def account(self, capability: tuple[int, int], sm_count: int) -> WorkspaceAccount:
-        """Return an account of whether the library answers with all its engines, with some, or not at all."""
+        """Return an account that says whether the library answers, and whether with all its engines."""
         library = self.library
         if capability in library.silent:
             place = "compute capability {}.{}".format(*capability)
@@ -154,7 +155,7 @@ class CudnnWorkspaces:
         return (note,)
 
     def _notes_on_refusals(self, capability: tuple[int, int]) -> tuple[str, ...]:
-        """Return a note on the convolutions for which cuDNN has no engine, or () if there are none."""
+        """Return a note on the convolutions for which cuDNN has no engine, or () if it has one for all."""
         has_engine = self._has_engine.get(capability, {})
         refused = [convolution for convolution, is_run in has_engine.items() if not is_run]
         if not refused:

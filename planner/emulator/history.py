@@ -13,7 +13,7 @@ from planner.allocator.history import HistoryEvent, interleave, lifetimes, to_ev
 from planner.errors import DataFileError
 from planner.program import Alloc, Category, Event, Phase, PhaseStart, Site, Trace
 
-PLACED = ("alloc", "free_requested")  # a place in a history is the number of these actions before it
+PLACED = ("alloc", "free_requested")  # a position in a history is the number of these actions before it
 
 
 class StepEnd(NamedTuple):
@@ -29,7 +29,7 @@ class CourseMark(NamedTuple):
 
     place: int  # number of blocks allocated plus blocks freed before it
     phase: Phase
-    module: str  # qualified name; "" outside of modules
+    module: str  # qualified name, empty outside of modules
 
 
 class Holder(NamedTuple):
@@ -41,10 +41,10 @@ class Holder(NamedTuple):
 
 
 class Course(Struct, frozen=True):
-    """The phases and modules of a script, and the tensors that hold memory, at places in its history."""
+    """The phases and modules of a script, and the tensors that hold memory, at positions in its history."""
 
     marks: tuple[CourseMark, ...]
-    held: tuple[tuple[int, int], ...]  # place, index into `tables`
+    held: tuple[tuple[int, int], ...]  # position, index into `tables`
     tables: tuple[tuple[Holder, ...], ...]
     missing: tuple[str, ...] = ()  # parts of the control flow that are not recorded
     cublas_workspace: str = ""  # CUBLAS_WORKSPACE_CONFIG
@@ -62,7 +62,7 @@ class ProcessHistory(Struct, frozen=True):
     events: tuple[HistoryEvent, ...]
     sites: tuple[Site, ...]  # FILE:LINE of the script, function
     step_ends: tuple[StepEnd, ...]
-    course: Course | None = None  # phases and modules of the script; None: not recorded
+    course: Course | None = None  # phases and modules of the script; None if they are not recorded
 
 
 def read_histories(folder: Path) -> tuple[ProcessHistory, ...]:
@@ -100,7 +100,7 @@ def trace_of(history: ProcessHistory, batch: int, scratch_depth: int = 0) -> Tra
 
 
 def _phase_marks(history: ProcessHistory) -> Iterator[tuple[int, PhaseStart]]:
-    """Yield (place, start) for each phase after the first; without recorded phases, each step is a phase."""
+    """Yield (position, start) for each phase after the first, or for each step if phases are not recorded."""
     ends = [end.allocated + end.freed for end in history.step_ends]
     if history.course is None:
         for place, end in zip(ends, history.step_ends, strict=True):

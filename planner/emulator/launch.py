@@ -32,17 +32,17 @@ class RunOptions(Struct, frozen=True):
 
     device: Device
     gpu_count: int = 1
-    stop_after: int | None = None  # optimizer steps
-    copy_bytes: int | None = None  # copies up to this size have contents; None: up to 64 KiB
-    alloc_conf: str | None = None  # PYTORCH_ALLOC_CONF; None: as the environment has it
-    snapshot: Path | None = None  # where the history of the largest process goes, as torch writes it
-    keeps_histories: bool = False  # read the allocator's history of each process
-    history_steps: int | None = None  # optimizer steps that they cover; None: all
-    keeps_course: bool = False  # with it, phases, modules and what blocks hold
-    output: Any = None  # where the command's standard output goes; None: to that of the planner
-    errors: Any = None  # where its standard error goes; likewise
+    stop_after: int | None = None  # number of optimizer steps to run; None to run the command to its end
+    copy_bytes: int | None = None  # copies up to this size have contents; None for 64 KiB
+    alloc_conf: str | None = None  # PYTORCH_ALLOC_CONF; None to leave the environment's value
+    snapshot: Path | None = None  # the file for the history of the largest process, as torch writes it
+    keeps_histories: bool = False  # whether to read the allocator's history of each process
+    history_steps: int | None = None  # number of optimizer steps in the histories; None for all steps
+    keeps_course: bool = False  # whether to read histories that include phases, modules and held tensors
+    output: Any = None  # the file for the command's standard output; None for the planner's own
+    errors: Any = None  # the file for the command's standard error; None for the planner's own
     progress_seconds: float = 10.0  # between lines of progress
-    stops_after_evaluation: bool = False  # at the first optimizer step that follows one
+    stops_after_evaluation: bool = False  # whether to stop at the first optimizer step after an evaluation
 
 
 def run_emulated(
@@ -155,7 +155,8 @@ def _run(
 def _save_snapshot(run: EmulatedRun, folder: Path, path: Path) -> None:
     """Copy the allocator's history of the process that takes most memory to a file.
 
-    Raises DataFileError if the process left none, unless the command failed for another reason than memory.
+    Raises DataFileError if the process left no history, unless the command failed for another reason than
+    memory.
     """
     largest = folder / f"{run.largest.rank}-{run.largest.pid}.pickle"
     if largest.is_file():
@@ -172,7 +173,7 @@ def _end(process: "subprocess.Popen[bytes]", mark: str) -> frozenset[int]:
     if process.poll() is None:
         process.terminate()
     left = end_processes(mark, _GRACE_SECONDS)
-    if process.poll() is None:  # where nobody tells of other processes
+    if process.poll() is None:  # on a system where processes cannot be found by their environment
         with suppress(subprocess.TimeoutExpired):
             process.wait(_GRACE_SECONDS)
         process.kill()

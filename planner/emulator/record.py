@@ -36,15 +36,15 @@ class OtherProcess(Struct, frozen=True):
 
 
 class OutOfMemory(Struct, frozen=True):
-    """A failed allocation: its place, its size, and whether the failure ended the process."""
+    """A failed allocation: its place in the script, its size, its effect, and other processes on the GPU."""
 
-    step: int  # the optimizer step that was not reached
-    phase: str  # "backward", "loading", "between steps", "evaluation", or "" if it is not known
-    module: str  # dotted name, "" where no module was running
-    line: str  # FILE:LINE of the script, "" where none was on the stack
+    step: int  # number of the optimizer step that would have ended next, from 1
+    phase: str  # "backward", "loading", "between steps", "evaluation"; empty elsewhere, as in forward passes
+    module: str  # dotted name, empty if no module was running
+    line: str  # FILE:LINE of the script, empty if the script was not on the stack
     requested_bytes: int
-    was_raised: bool  # it ended the process
-    others: tuple[OtherProcess, ...] = ()  # on the GPU then
+    was_raised: bool  # whether the failure ended the process
+    others: tuple[OtherProcess, ...] = ()  # on the same GPU when the allocation failed
 
 
 class GpuRecord(Struct, frozen=True):
@@ -55,21 +55,21 @@ class GpuRecord(Struct, frozen=True):
     device: int  # index among the GPUs that the process sees
     card: int  # index among all GPUs
     steps: tuple[StepPeaks, ...]
-    after_steps: Peaks | None  # what came after the last optimizer step; None where the process was killed
+    after_steps: Peaks | None  # peaks after the last optimizer step; None if the process was killed
     retries: int
     pinned_bytes: int
-    failure: OutOfMemory | None
+    failure: OutOfMemory | None  # the last failed allocation of the process, if it was on this GPU
     versions: tuple[tuple[str, str], ...]  # of torch, CUDA and cuDNN
     step_count: int
-    was_stopped: bool  # by --stop-after
-    first_line: str = ""  # FILE:LINE of the script that made the process use the GPU; "" if it is not known
-    raised: bool = False  # an exception ended the script
-    merged_from: int | None = None  # the step from which on one row has the largest peaks of all steps
-    # Of phases, which steps include: until the first module, of evaluations, from a step to the next module.
-    loading: Peaks | None = None
-    evaluation: Peaks | None = None
-    between_steps: Peaks | None = None
-    evaluated_before_step: int | None = None  # the step after an evaluation that ended the script
+    was_stopped: bool  # whether --stop-after or the step after an evaluation ended the script
+    first_line: str = ""  # FILE:LINE of the script that made the process use the GPU, empty if unknown
+    raised: bool = False  # whether an exception ended the script
+    merged_from: int | None = None  # first step of the last row, if the row merges steps with different peaks
+    # The peaks of phases, which are also counted in the steps.
+    loading: Peaks | None = None  # until the first module runs
+    evaluation: Peaks | None = None  # of all evaluations
+    between_steps: Peaks | None = None  # from the end of a step until the next module runs
+    evaluated_before_step: int | None = None  # the step after the first evaluation, if the run stops there
 
     @property
     def is_whole(self) -> bool:
@@ -92,7 +92,7 @@ class SharedCard(Struct, frozen=True):
 
     card: int
     ranks: tuple[int, ...]
-    process_bytes: int  # of all processes at the same time, at most
+    process_bytes: int  # the most bytes that all processes together had at the same time
 
 
 class EmulatedRun(Struct, frozen=True):
@@ -105,8 +105,8 @@ class EmulatedRun(Struct, frozen=True):
     records: tuple[GpuRecord, ...]  # at least one
     seconds: float
     assumptions: tuple[str, ...]
-    histories: tuple[ProcessHistory, ...] = ()  # of each process and GPU; none unless requested
-    card_peaks: tuple[int, ...] = ()  # bytes of all processes at the same time, by GPU
+    histories: tuple[ProcessHistory, ...] = ()  # of each process and GPU; empty unless requested
+    card_peaks: tuple[int, ...] = ()  # for each GPU, the most bytes of all processes at the same time
 
     @property
     def largest(self) -> GpuRecord:
@@ -125,9 +125,9 @@ class EmulatedRun(Struct, frozen=True):
 
     @property
     def failure(self) -> OutOfMemory | None:
-        """Return a failed allocation, preferably one that ended its process, or None.
+        """Return a failed allocation, or None if the command succeeded or no allocation failed.
 
-        None means that the command succeeded, or that no allocation failed.
+        If several processes have a failed allocation, one that ended its process is preferred.
         """
         failed = [record.failure for record in self.records if record.failure is not None]
         if not self.exit_code or not failed:
@@ -136,7 +136,7 @@ class EmulatedRun(Struct, frozen=True):
 
     @property
     def signal(self) -> str:
-        """Return the name of the signal that ended the command, or "" if none did.
+        """Return the name of the signal that ended the command, or "" if no signal did.
 
         A shell reports a signal that ended its command as 128 and the signal's number.
         """
@@ -144,7 +144,7 @@ class EmulatedRun(Struct, frozen=True):
 
     @property
     def ending(self) -> str:
-        """Return how the command ended, in words."""
+        """Return a phrase that says by which signal or with which exit code the command ended."""
         if self.signal and self.exit_code < 0:
             return f"it was ended by {self.signal}"
         means = f", as a shell reports {self.signal}" if self.signal else ""
@@ -152,7 +152,7 @@ class EmulatedRun(Struct, frozen=True):
 
     @property
     def crash(self) -> str:
-        """Return the signal or exit code that ended the command after its scripts, or "" if none did.
+        """Return the signal or exit code by which the command crashed after its scripts, or "" if it did not.
 
         Threads that outlive the script may abort a process while its interpreter is finalized. Launchers of
         several ranks report the signal of one rank as exit code 1.

@@ -1,7 +1,7 @@
-"""Let batch norm average over all batches, by a count that it reads from the GPU.
+"""Let batch norm average over all batches although it reads their number from the GPU as zero.
 
-Without a momentum, as in `torch.optim.swa_utils.update_bn`, it divides by the number of batches, which a
-kernel that computes nothing leaves at zero.
+Without a momentum, as in `torch.optim.swa_utils.update_bn`, batch norm divides by the number of batches,
+which a kernel that computes nothing leaves at zero.
 """
 
 from __future__ import annotations

@@ -37,9 +37,10 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return the spec of a watched module, or None; load the stand-in libraries before the first import.
+        """Return the spec of a module in `_FIRST` or `_ATTACHED`, or None for other modules.
 
-        The loaders of torch and of two modules of transformers also patch the module after running it.
+        Before the first import of a module in `_FIRST`, the stand-in libraries are loaded; the result is None
+        if torch is not installed. The spec's loader patches a module in `_ATTACHED` after running it.
         """
         attach = _ATTACHED.get(name)
         if self._busy or (name not in _FIRST and attach is None):
@@ -108,7 +109,7 @@ def _load_or_exit(torch: Path) -> None:
 
 
 def _refuse(reason: str) -> None:
-    """Write why loading failed to the records folder of `planner run`, or print it without a folder."""
+    """Write why loading failed to the records folder of `planner run`, or print it if there is no folder."""
     folder = os.environ.get("PLANNER_EMULATED_RECORDS")
     if folder:
         (Path(folder) / "refusal").write_text(reason, encoding="utf-8")

@@ -39,7 +39,7 @@ class _StandIn:
     soname: str  # a key of `Installation.sonames`, or a name as it is
     sources: tuple[str, ...]
     generated: Library | None
-    imports: str = ""  # regular expression of what torch imports from it, as `name@version`
+    imports: str = ""  # regular expression for the symbols that torch imports from it, as `name@version`
 
 
 _NOT_SUPPORTED = "801"  # cudaErrorNotSupported and CUDA_ERROR_NOT_SUPPORTED
@@ -83,7 +83,7 @@ def _present(installation: Installation) -> list[_StandIn]:
 
 
 def build(installation: Installation, cache: Path) -> Path:
-    """Return the folder of the compiled libraries; compile them if the cache has none.
+    """Return the folder of the compiled libraries; compile the libraries if they are not in the cache.
 
     Raises EmulatorError if the compiler is missing or fails, or the cache cannot be written.
     """
@@ -105,12 +105,11 @@ def build(installation: Installation, cache: Path) -> Path:
 
 
 def build_cublaslt(includes: Sequence[Path], soname: str, cache: Path) -> Path:
-    """Return the compiled stand-in of cuBLASLt, for a process that queries cuDNN; compile it if needed.
+    """Return the path of the compiled stand-in of cuBLASLt for a process that queries cuDNN.
 
-    The stand-in of the driver is in the same folder: without it cuDNN drops the engines that it compiles at
-    run time.
-    `includes` are folders of headers, `soname` the file name under which cuDNN looks for the library. Raises
-    EmulatorError as `build` does.
+    It is compiled if it is not in the cache. The stand-in of the driver is in the same folder: without a
+    driver cuDNN drops the engines that it compiles at run time. `includes` are folders of headers, `soname`
+    is the file name under which cuDNN looks for cuBLASLt. Raises EmulatorError as `build` does.
     """
     names = {"libcublasLt": soname, "libcuda.so.1": "libcuda.so.1"}
 
@@ -126,7 +125,7 @@ def build_cublaslt(includes: Sequence[Path], soname: str, cache: Path) -> Path:
 
 
 def _compiled(cache: Path, key: str, purpose: str, compile_into: Callable[[Path, Path], None]) -> Path:
-    """Return the cached folder of libraries for a key and the current sources; compile them if missing."""
+    """Return the cached folder of libraries for a key and the current sources, compiled if it is missing."""
     folder = cache / _digest(key)
     try:
         open_private(cache)

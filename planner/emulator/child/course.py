@@ -1,8 +1,7 @@
 """Record the script's phases, modules and tensors in memory along the history of torch's allocator.
 
-A place in the history is the number of blocks that torch's statistics count as allocated plus freed so far,
-which identifies the place in the history. Compiled code runs no hooks, so modules inside of it are not
-recorded.
+A position in the history is the number of blocks that torch's statistics count as allocated, plus the number
+of blocks that they count as freed. Compiled code runs no hooks, so modules inside of it are not recorded.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 from weakref import ref
 
 _COMPILED = "_orig_mod"  # the name of a compiled module inside of torch's wrapper of it
-ReadPlaces = Callable[[], "dict[int, int]"]  # returns the place of each GPU in use
+ReadPlaces = Callable[[], "dict[int, int]"]  # returns the position in the history of each GPU in use
 _PARAMETERS, _GRADIENTS, _OPTIMIZER, _INPUTS = "parameters", "gradients", "optimizer", "inputs"
 
 
@@ -33,12 +32,12 @@ class Course:
         self._modules = ModuleNames(self._torch)
         self._running: list[Any] = []
         self._phase, self._in_backward, self._in_step = "setup", False, False
-        self._marks: dict[int, list[tuple[int, str, str]]] = {}  # by GPU: place, phase, module
-        self._held: dict[int, list[tuple[int, int]]] = {}  # by GPU: place, index into `_tables`
+        self._marks: dict[int, list[tuple[int, str, str]]] = {}  # by GPU: position, phase, module
+        self._held: dict[int, list[tuple[int, int]]] = {}  # by GPU: position, index into `_tables`
         self._tables: dict[tuple[tuple[int, str, str], ...], int] = {}
 
     def _attach(self) -> list[str]:
-        """Register hooks, and return the parts of training that this version of torch cannot watch."""
+        """Register hooks, and return the parts of training that cannot be recorded with this torch."""
         missing = []
         # torch.compile warns that hooks also run for its wrapper of a compiled module
         warnings.filterwarnings("ignore", r"Using `torch.compile\(module\)` when there are global hooks")
@@ -101,13 +100,13 @@ class Course:
         self._mark("optimizer")
 
     def end_step(self, optimizer: Any) -> None:
-        """Record the end of an optimizer step, and the tensors that models and the optimizer hold then."""
+        """Record the end of an optimizer step, and the tensors that models and the optimizer hold now."""
         self._in_step = False
         self._hold([*self._modules.holders(), *self._modules.holders_of(optimizer)])
         self._mark("inputs")
 
     def hold_all(self) -> None:
-        """Record the tensors that models hold now; called when memory runs out or the process ends."""
+        """Record the tensors that models hold now; called when an allocation fails."""
         self._hold(list(self._modules.holders()))
 
     # ---- the record

@@ -27,8 +27,8 @@ class History:
     def mark(self, device: int, step: int, stats: dict[str, Any]) -> None:
         """Record that an optimizer step ends now on a GPU.
 
-        The place of the step's end is the numbers of blocks that torch's statistics count as allocated and
-        freed so far.
+        The position of the step's end is the numbers of blocks that torch's statistics count as allocated and
+        as freed.
         """
         counts = stats["allocation"]["all"]
         place = (int(counts["allocated"]), int(counts["freed"]), step)

@@ -38,7 +38,7 @@ class Installation:
 
     @property
     def libraries(self) -> tuple[Path, ...]:
-        """Return the compiled libraries of torch and torchvision; stand-ins define what they import."""
+        """Return the compiled libraries of torch and torchvision, whose imports the stand-ins define."""
         beside = self.torch.parent
         return (
             *sorted((self.torch / "lib").glob("*.so*")),

@@ -16,7 +16,7 @@ from importlib import import_module
 from inspect import signature
 from typing import Any
 
-_ALL = -1  # in place of a rank
+_ALL = -1  # the receiver of a message to all ranks
 
 
 def attach(torch: Any) -> None:
@@ -80,7 +80,7 @@ class _Call:
         return range(self._c10d.get_world_size(self._group))
 
     def send(self, kind: str, source: int, to: int, message: Any) -> None:
-        """Send a message of a kind from one rank of the group to one rank, or to all."""
+        """Send a message of a kind from one rank of the group to rank `to`, or to all ranks for `_ALL`."""
         key = self._key("sent", kind, source, to)
         self._c10d._get_default_store().set(key, pickle.dumps(message))
 
@@ -145,7 +145,7 @@ EXCHANGES: dict[str, Callable[[_Call], None]] = {
 
 @contextmanager
 def _no_bytes_come(c10d: Any) -> Iterator[None]:
-    """Make torch read None in place of objects from received tensors inside the context."""
+    """Inside the context, make torch read None instead of objects from received tensors."""
     read = c10d._tensor_to_object
     c10d._tensor_to_object = lambda *_: None
     try:

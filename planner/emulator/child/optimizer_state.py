@@ -13,12 +13,12 @@ from typing import Any
 
 from .course import tensors_in
 
-_MOST_BYTES = 4  # of a number that otherwise reads as zero; larger ones are stored data
-_ANY_NUMBER = 2**32 - 1  # of reads
+_MOST_BYTES = 4  # largest size of a number that otherwise reads as zero; larger numbers are stored data
+_ANY_NUMBER = 2**32 - 1  # number of reads that stands for no limit
 
 
 def keep_numbers_readable(torch: Any, core: Any) -> None:
-    """Register hooks that let optimizers read numbers of their state in a step, as last copied to the GPU."""
+    """Register hooks that let optimizers, in a step, read the state's numbers that were copied to the GPU."""
 
     def allow(optimizer: Any, reads: int) -> None:
         if not torch.compiler.is_compiling():

@@ -1,7 +1,7 @@
-"""Let transformers find packed texts by the positions that a script gives, and none in positions of its own.
+"""Let transformers detect packed texts only by positions that the script itself copies to the GPU.
 
-Without an attention mask, transformers reads from the GPU whether positions always rise by one. What the
-kernels compare reads as zero, that is as false, and each model would take a mask that no GPU makes.
+Without an attention mask, transformers reads from the GPU whether positions always increase by one. What the
+kernels compare reads as zero, that is as false, and each model would get a mask that it gets on no real GPU.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ MODULE = "transformers.masking_utils"
 
 
 def attach(masks: Any) -> None:
-    """Patch transformers so that it decides by the values that the script copied to the GPU, if it did."""
+    """Patch transformers to detect packed texts by the position ids that the script copied to the GPU.
+
+    Without copied position ids, no packed texts are detected.
+    """
     plain = getattr(masks, "find_packed_sequence_indices", None)
     is_tracing = getattr(masks, "is_tracing", None)
     if plain is None or is_tracing is None:

@@ -46,7 +46,7 @@ def seal(folder: Path) -> None:
 
 
 def is_sealed(folder: Path) -> bool:
-    """Return whether a folder that only this account or root can write holds exactly its sealed files."""
+    """Return whether a folder holds exactly its sealed files, and only this account or root can write it."""
     with suppress(OSError, ValueError):
         status, manifest = os.lstat(folder), folder / MANIFEST
         is_own = stat.S_ISDIR(status.st_mode) and status.st_uid in (os.geteuid(), 0)

@@ -42,7 +42,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Prototype:
-    """A function as its header declares it."""
+    """The declaration of a C function in a header."""
 
     result: str
     name: str
@@ -60,13 +60,13 @@ class Library:
     """The description of a library from which its missing functions are generated."""
 
     prefix: str  # regular expression that the library's function names begin with
-    answer: str  # the value that a function returns which does nothing
+    answer: str  # the value that the generated functions return
     headers: tuple[str, ...]
-    forwards: bool = False  # functions without a handle call the installed cuDNN
+    forwards: bool = False  # whether functions without a handle call the installed cuDNN
 
 
 def parse_prototypes(preprocessed: str, prefix: str) -> tuple[list[Prototype], set[str]]:
-    """Return the prototypes in preprocessed headers whose names match `prefix`, and all handle types."""
+    """Return the prototypes in preprocessed headers whose names begin with `prefix`, and all handle types."""
     text = _QUALIFIER.sub("", _ATTRIBUTE.sub("", preprocessed))
     pattern = re.compile(
         r"(?:^|[;}])\s*([\w\s\*]+?[\s\*])(" + prefix + r"\w*)\s*\(((?:[^();{}]|\([^()]*\))*)\)\s*(?=;)", re.M

@@ -75,8 +75,8 @@ class Peaks:
     def __init__(self, torch: Any) -> None:
         self._stats = torch._C._cuda_memoryStats
         self._reset = torch._C._cuda_resetPeakMemoryStats
-        self._hidden: dict[int, dict[str, Any]] = {}  # what a step's reset took from the script, by device
-        self._since: dict[int, tuple[int, int]] = {}  # what the script's reset took from the step
+        self._hidden: dict[int, dict[str, Any]] = {}  # peaks that the recorder's resets hide, by device
+        self._since: dict[int, tuple[int, int]] = {}  # peaks that the script's resets hide, by device
         torch._C._cuda_memoryStats = self._stats_of_script
         torch._C._cuda_resetPeakMemoryStats = self._reset_by_script
 
@@ -160,7 +160,7 @@ class Recorder:
         self._count, self._stopping, self._finished = 0, False, False
         self._finishing = threading.Lock()
         self._failure: dict[str, Any] | None = None
-        self._raised = False  # an exception ended the script
+        self._raised = False  # whether an exception ended the script
         self._first_lines: dict[int, str] = {}  # of the script, by GPU, that made the process use it
         self._stop_after = int(os.environ.get("PLANNER_EMULATED_STOP_AFTER") or 0)
         self._ends_after_evaluation = bool(os.environ.get("PLANNER_EMULATED_STOP_AFTER_EVALUATION"))
@@ -307,7 +307,7 @@ class Recorder:
         return others
 
     def _places(self) -> dict[int, int]:
-        """Return the number of blocks allocated plus blocks freed so far, keyed by GPU."""
+        """Return the number of blocks allocated plus the number of blocks freed, keyed by GPU."""
         if self._peaks is None or os.getpid() != self._pid:
             return {}
         counts = {n: self._peaks.stats(n)["allocation"]["all"] for n in self._devices()}
@@ -334,7 +334,7 @@ class Recorder:
         if self._peaks is None:
             return
         self._written = time.monotonic()
-        after = self._phases.end() if whole else {}  # what came after the last step
+        after = self._phases.end() if whole else {}  # the peaks after the last step
         failed = [] if self._failure is None else [self._failure["device"]]
         devices = {*after, *failed, *self._steps.devices()}
         records = [self._record(device, after.get(device)) for device in sorted(devices)]

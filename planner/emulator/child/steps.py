@@ -14,7 +14,7 @@ class Steps:
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
-        self.merged_from: int | None = None  # the step from which on one row has the largest peaks of all
+        self.merged_from: int | None = None  # first step of the last row, if its steps have different peaks
 
     def add(self, step: int, peaks: _Peaks) -> None:
         """Add a row for a step, or merge it into the last row if peaks are equal or the rows are full."""
@@ -28,7 +28,7 @@ class Steps:
             last["peaks"] = larger(last["peaks"], peaks)
 
     def devices(self) -> set[int]:
-        """Return the GPUs that any step used."""
+        """Return the GPUs that at least one step used."""
         return {device for row in self.rows for device in row["peaks"]}
 
     def of(self, device: int) -> list[dict[str, Any]]:
@@ -37,14 +37,14 @@ class Steps:
 
 
 class Phases:
-    """The peaks of loading, of evaluations, and between the steps of a training.
+    """The peaks of loading, of evaluations, and between the optimizer steps of a training run.
 
     Loading ends with the first module that runs while the process has memory on a GPU. The time between two
     steps ends with the first module of the second step: checkpoints are saved and batches are copied then. An
-    evaluation lasts from a module that runs without gradients to the next module with them. Some training
-    steps run a teacher or a generator without gradients. So after a step, modules without gradients are an
-    evaluation only if more of them run than between the first two steps. Evaluations before the first step
-    are ignored.
+    evaluation lasts from a module that runs without gradients to the next module with gradients. Some
+    training steps run a teacher or a generator without gradients. So after a step, modules without gradients
+    are an evaluation only if more of them run than between the first two steps. Evaluations before the first
+    step are ignored.
     """
 
     def __init__(self, read: Callable[[], _Peaks]) -> None:
@@ -52,19 +52,20 @@ class Phases:
         self.evaluations: _Peaks = {}
         self.between_steps: _Peaks = {}
         self.before_step: int | None = None  # the optimizer step that follows the first evaluation
-        self._read = read  # the peaks since its last call
-        self._since_step: _Peaks = {}  # as far as they were read
-        self._without_gradients: _Peaks = {}  # the same, of modules without gradients
-        self._modules = 0  # that ran without gradients since the last step
-        self._usual: int | None = None  # modules between the first two steps
-        self._is_open = self._has_stepped = False  # an evaluation is open; a step has ended
-        self._has_run = False  # a module has run since the start or the last step
-        self._runs_modules = False  # a module has run in the steps so far
+        self._read = read  # returns the peaks since its last call
+        self._since_step: _Peaks = {}  # peaks since the last step, as far as they were read
+        self._without_gradients: _Peaks = {}  # the part of `_since_step` from modules without gradients
+        self._modules = 0  # number of modules that ran without gradients since the last step
+        self._usual: int | None = None  # the same number between the first two steps; None until the second
+        # Whether modules run without gradients now, and whether a step has ended.
+        self._is_open = self._has_stepped = False
+        self._has_run = False  # whether a module has run since the start or the last step
+        self._runs_modules = False  # whether a module has run since the start
 
     def current(self, runs_module: bool) -> str:
-        """Return "loading", "between steps", "evaluation", or "" if the phase is not known.
+        """Return "loading", "between steps" or "evaluation", or "" in the rest of a step or if it is unknown.
 
-        `runs_module` tells that a module runs now, which none of the hooks on modules may have seen.
+        `runs_module` says that a module runs now, even if no hook on modules has seen it.
         """
         if self._has_run or runs_module:
             is_evaluation = self._is_open and self._usual is not None and self._is_more

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 _UNKNOWN = "report it with torch's version"
-# Causes by what gcc and binutils print, and what to do; the first that is found is the cause.
+# Patterns for messages of gcc and binutils, each with a remedy; the first pattern that matches is the cause.
 _CAUSES = (
     (
         r"No space left on device|Disk quota exceeded",
@@ -26,7 +26,7 @@ _CAUSES = (
 
 
 class EmulatorError(Exception):
-    """The error that stand-in libraries cannot be built or loaded; one line that says what to do."""
+    """The error for stand-in libraries that cannot be built or loaded; its line of text says what to do."""
 
 
 def run_tool(command: list[str], text: str | None = None) -> str:

@@ -15,7 +15,7 @@ from types import CodeType
 from typing import Any
 
 _CHECKS = ("isfinite", "isreal", "isclose")
-_KEEPING = ("all", "any", "logical_and", "__and__", "cpu", "to", "detach")  # true if what they get is
+_KEEPING = ("all", "any", "logical_and", "__and__", "cpu", "to", "detach")  # true if their argument is true
 
 
 def attach(torch: Any) -> None:

@@ -52,9 +52,9 @@ class Budget(Struct, frozen=True):
     confidence: float
     cap_bytes: int | None  # a bound on the allocator alone, as `set_per_process_memory_fraction` sets
     limits: MemoryLimits  # of the replay, so that the answer holds with the confidence
-    correction: Correction | None = None  # the calibration that answers; None: none does
+    correction: Correction | None = None  # by the calibration that applies; None if no calibration applies
     likeness: Likeness = Likeness()  # to published runs, whose residuals give margins and probabilities
-    larger_limits: tuple[MemoryLimits, ...] = ()  # in which a batch with retries must fit too
+    larger_limits: tuple[MemoryLimits, ...] = ()  # under which a batch that fits with retries must fit too
 
     @property
     def rooms(self) -> tuple[MemoryLimits, ...]:
@@ -70,7 +70,10 @@ class Budget(Struct, frozen=True):
 
     @property
     def bound_bytes(self) -> int | None:
-        """Return the bound on reserved memory from the cap, or else from the allocator's configuration."""
+        """Return the bound on reserved memory from the cap, or else from the allocator's configuration.
+
+        Returns None if neither sets a bound.
+        """
         fraction_bytes = self.limits.config.memory_limit_bytes(self.device.usable.value)
         return fraction_bytes if self.cap_bytes is None else self.cap_bytes
 
@@ -83,9 +86,9 @@ def make_budget(
     correction: Correction | None = None,
     likeness: Likeness = Likeness(),  # noqa: B008
 ) -> Budget:
-    """Return the allocator's budget: the GPU's memory less the context, the driver and their margins.
+    """Return the allocator's budget: the GPU's memory minus the context, the driver's memory and margins.
 
-    The context in `correction`, if any, replaces the GPU's context. A cap bounds the allocator alone, so only
+    If `correction` has a context, it replaces the GPU's context. A cap bounds the allocator alone, so only
     the uncertainty of the replay counts against it. Raises UsageError for a confidence outside of 0.5 to 1, a
     cap below 2 MiB, and a configuration with a fraction of unlimited memory.
     """
@@ -121,7 +124,7 @@ def _lower_confidences(confidence: float) -> tuple[float, ...]:
 
 
 def limits_at(budget: Budget, confidence: float) -> MemoryLimits | None:
-    """Return the memory limits of a replay at a confidence from 0 to 1, or None if any limit is enough.
+    """Return the memory limits of a replay at a confidence from 0 to 1, or None if every limit is enough.
 
     None is possible only at a confidence below 0.5.
     """
@@ -144,7 +147,7 @@ def limits_at(budget: Budget, confidence: float) -> MemoryLimits | None:
 
 
 def check_confidence(confidence: float) -> float:
-    """Return the confidence. Raises UsageError unless it is from 0.5 to below 1."""
+    """Return the confidence unchanged. Raises UsageError unless it is from 0.5 to below 1."""
     if not 0.5 <= confidence < 1:
         raise UsageError(f"--confidence {confidence}: give a probability from 0.5 to below 1, such as 0.99")
     return confidence
@@ -185,13 +188,20 @@ def _max_need(left: float, deviation: float, verdicts: Spread, z: float) -> floa
 
 
 def room_beside_process(device: Device, correction: Correction | None) -> tuple[float, float, float | None]:
-    """Return the bytes left for the replay, their standard deviation, and the slope of the fit or None."""
+    """Return the bytes left for the replay, their standard deviation, and the slope of a calibration's line.
+
+    The slope is None if no line applies. With a line, a replay may need the bytes left divided by the slope.
+    """
     overhead, deviation, slope = _process_overhead(device, correction)
     return device.usable.value - overhead, hypot(deviation, device.usable.spread), slope
 
 
 def _process_overhead(device: Device, correction: Correction | None) -> tuple[float, float, float | None]:
-    """Return the bytes outside the replay, their standard deviation, and the slope of the fit or None."""
+    """Return a process's bytes outside its replay, their deviation, and the slope of a calibration's line.
+
+    Without a calibration's line, the bytes are the context and NCCL's memory, and the slope is None. With a
+    line, its overhead is added, and replaces the context if the overhead includes the context.
+    """
     size, spread = device.outside
     if correction is None or correction.fit is None:
         return size, spread, None
@@ -203,7 +213,10 @@ def _process_overhead(device: Device, correction: Correction | None) -> tuple[fl
 
 
 def beside_context(device: Device) -> tuple[int, float]:
-    """Return the bytes that NCCL takes outside torch's allocator and the context, and their deviation."""
+    """Return the bytes that NCCL takes outside torch's allocator and the context, and their deviation.
+
+    Both are 0 if the device has no figure for NCCL.
+    """
     return (0, 0.0) if device.nccl is None else (device.nccl.value, device.nccl.spread)
 
 
@@ -213,7 +226,7 @@ def is_fitted(budget: Budget) -> bool:
 
 
 def process_bytes(budget: Budget, peak_reserved_bytes: int) -> int:
-    """Return the expected bytes that nvidia-smi shows for a process with this reserved peak."""
+    """Return the expected bytes that nvidia-smi shows for a process whose replay has this reserved peak."""
     overhead, _, slope = _process_overhead(budget.device, budget.correction)
     return round(overhead + (slope or 1) * peak_reserved_bytes)
 

@@ -19,7 +19,7 @@ from planner.program import threads_per_sm
 STACK_KIB = 1
 # For processes that ran kernels of torch, cuBLAS and cuDNN, loaded on first use (torch 1.13 and later).
 BASE_MIB, STACKS_SHARE, SPREAD_MIB = 69, 2.028, 40
-TYPICAL_STACKS_MIB, TYPICAL_STACKS_SPREAD_MIB = 93, 74  # of the known GPUs from Turing on
+TYPICAL_STACKS_MIB, TYPICAL_STACKS_SPREAD_MIB = 93, 74  # of the known GPUs since Turing
 
 
 class ContextSize(NamedTuple):

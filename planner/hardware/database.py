@@ -28,7 +28,7 @@ from planner.hardware.vendors import refuse_apple
 
 DEVICES_FOLDER = Path(__file__).with_name("devices")
 OTHER_FOLDER = DEVICES_FOLDER / "other"  # GPUs of other makers than NVIDIA
-_MOST_SUGGESTED = 6  # names, for an unknown one
+_MOST_SUGGESTED = 6  # largest number of names that are suggested for an unknown name
 EMULATED = "(emulated)"  # the end of torch's name for an emulated GPU
 
 _Mib = Annotated[float, Meta(ge=0, le=LARGEST_TOTAL_MIB)]
@@ -92,7 +92,7 @@ class _DeviceFile(_Record, frozen=True):
 def load_devices(folder: Path = DEVICES_FOLDER) -> tuple[Device, ...]:
     """Read the GPUs from the device files in a folder, sorted by memory and name.
 
-    Raises DataFileError, also if two GPUs share a name.
+    Raises DataFileError if the folder has no device file, a file is invalid, or two GPUs share a name.
     """
     paths = sorted(folder.glob("*.yaml"))
     if not paths:
@@ -131,7 +131,7 @@ def find_device(name: str, folder: Path = DEVICES_FOLDER) -> Device:
 
 
 def _hint(name: str, devices: Mapping[str, Device]) -> str:
-    """Return the GPUs that an unknown name may mean: those that match it, else those with similar names."""
+    """Return a text with the GPUs that an unknown name may mean: matching GPUs, or else similar names."""
     from difflib import get_close_matches
 
     key = device_key(name)

@@ -23,7 +23,7 @@ class FigureKind(StrEnum):
 
     MEASURED = "measured"  # by this project, on that GPU
     PUBLISHED = "published"  # by others, as tools print it: nvidia-smi, torch's logs and error messages
-    DATASHEET = "datasheet"  # of the maker
+    DATASHEET = "datasheet"  # by the maker
     DERIVED = "derived"  # computed from figures of other GPUs
     UNVERIFIED = "unverified"  # from memory, without a source
     USER = "user"  # given on the command line
@@ -70,7 +70,7 @@ class ProductInfo(Struct, frozen=True):
     multiprocessors: SourcedValue | None = None  # None if no source is known
     memory_type: str = ""  # such as GDDR6X
     bandwidth: SourcedValue | None = None  # GB/s, of 10**9 bytes
-    instances: tuple[str, ...] = ()  # of clouds that carry it
+    instances: tuple[str, ...] = ()  # names of cloud instances that have the GPU
     instances_source: str = ""
 
 
@@ -79,13 +79,13 @@ class Device(Struct, frozen=True):
 
     name: str
     total: SourcedBytes  # as nvidia-smi shows it
-    usable: SourcedBytes  # torch's total memory: `total` less the memory that the driver keeps
+    usable: SourcedBytes  # torch's total memory: `total` minus the memory that the driver keeps
     context: SourcedBytes  # CUDA context and loaded kernels of a training process, after its third step
     capability: tuple[int, int]  # compute capability; decides kernels and the cuBLAS workspace
     aliases: tuple[str, ...] = ()
     capability_source: str = "assumed"
-    about: ProductInfo | None = None  # None if the GPU's file has none
-    nccl: SourcedBytes | None = None  # NCCL's own memory in a job of several GPUs
+    about: ProductInfo | None = None  # None if the GPU's file has no such facts
+    nccl: SourcedBytes | None = None  # NCCL's own memory in a job of several GPUs; None on one GPU
     vendor: Vendor = Vendor.NVIDIA
 
     @property
@@ -133,7 +133,7 @@ def generic_context(capability: tuple[int, int], about: ProductInfo | None) -> S
 
 
 def generic_usable(total_bytes: int) -> SourcedBytes:
-    """Return torch's total for a GPU, estimated as nvidia-smi's total less 398 MiB and 0.23 %."""
+    """Return torch's total for a GPU, estimated as nvidia-smi's total minus 398 MiB and 0.23 %."""
     reserved_bytes = DRIVER_MIB * MIB + round(DRIVER_SHARE * total_bytes)
     source = f"total less {DRIVER_MIB} MiB and {DRIVER_SHARE:.2%}: the known cards' line"
     spread_bytes = DRIVER_SPREAD_MIB * MIB

@@ -28,13 +28,14 @@ from planner.hardware.residuals import (
 from planner.jobs import INSTALLED, STORED, Job, Lengths, MemoryFormat, Mode, Precision, TensorSpec
 from planner.program import NEWEST_TORCH, Alloc, Category, ConvWorkspaceSource, Fact, Trace, torch_version_of
 
-FEW_CONVOLUTIONS = 4  # up to so many cut an image into patches, and workspaces of cuDNN matter little
-# The least share of convolutions in what layers allocate, of the networks behind `Doubt.UNCOUNTED`. Among
-# them the differences do not depend on it; where it is smaller, they are taken to be in proportion.
+FEW_CONVOLUTIONS = 4  # so many or fewer only cut an image into patches: workspaces of cuDNN matter little
+# The least share of convolutions in the memory that layers allocate, of the networks behind
+# `Doubt.UNCOUNTED`. Among them the differences do not depend on it; if it is smaller, they are taken to be in
+# proportion to it.
 LEAST_PART = 0.056
-MOSTLY = 0.5  # the least share of convolutions that borrow from far ones, in the networks behind `Doubt.FAR`
+MOSTLY = 0.5  # the least share of convolutions with a far lender, among the networks behind `Doubt.FAR`
 LARGE_PARAMETERS = 10**9
-FEW_PEAKS = 30  # below, a quantile of them alone promises too much
+FEW_PEAKS = 30  # with fewer peaks, a quantile of the peaks alone promises too much
 CONVOLUTION = "aten.convolution.default"
 _CONVOLUTIONS = (CONVOLUTION, "aten.convolution_backward.default")
 _OF_LAYERS = (Category.ACTIVATION, Category.TEMPORARY)
@@ -48,9 +49,9 @@ _HALF = (Precision.FP16, Precision.BF16)
 class Departure(Struct, frozen=True):
     """A feature of a job that no published run of the job's kind has, and the doubt that the feature adds."""
 
-    what: str  # the end of a sentence
+    what: str  # the feature, as the end of a sentence
     doubt: Doubt = Doubt.SETTING
-    weight: float = 1.0  # by which the doubt counts
+    weight: float = 1.0  # the factor on the doubt's deviations
 
 
 class Likeness(Struct, frozen=True):
@@ -58,9 +59,9 @@ class Likeness(Struct, frozen=True):
 
     kind: RunKind = RunKind.FIXED
     lengths: Lengths = Lengths.FIXED
-    padded: str = ""  # the input that shows varying lengths; "" where the user gives them, or none does
-    departures: tuple[Departure, ...] = ()  # each widens
-    unlike: tuple[str, ...] = ()  # what no run shows; no probability is given
+    padded: str = ""  # the input that shows varying lengths; empty if the user gives them or they are fixed
+    departures: tuple[Departure, ...] = ()  # each widens the margins
+    unlike: tuple[str, ...] = ()  # features that no run has; if there is one, no probability is given
 
 
 class MarginPart(Struct, frozen=True):
@@ -68,8 +69,8 @@ class MarginPart(Struct, frozen=True):
 
     what: str
     scale: float
-    rests_on: str  # which runs show it
-    peak_scale: float = 0.0  # of peaks on an empty GPU
+    rests_on: str  # a text that says which runs show it
+    peak_scale: float = 0.0  # the same deviation of peaks on an empty GPU
 
 
 class Margins(Struct, frozen=True):
@@ -78,7 +79,7 @@ class Margins(Struct, frozen=True):
     verdicts: Spread
     residuals: Residuals
     peak_widening: float  # the deviation that departures add to peaks
-    parts: tuple[MarginPart, ...]  # whose deviations make up that of the verdicts, in quadrature
+    parts: tuple[MarginPart, ...]  # their deviations, added in quadrature, are the deviation of `verdicts`
 
     def peak_ratio(self, confidence: float) -> float:
         """Return the quantile at `confidence` of a process's peak over its replayed peak, at least 1."""
@@ -198,7 +199,10 @@ def _is_large(job: Job, trace: Trace) -> bool:
 
 
 def _unlike(job: Job, trace: Trace, sites: Counter[str]) -> Iterator[str]:
-    """Yield the job's features that neither emulated nor published runs have, as ends of a sentence."""
+    """Yield the job's features for which no probability is given, each as the end of a sentence.
+
+    The features are sizes that depend on values, generation, and sharding over several GPUs.
+    """
     if any(word in op for op in sites for word in _DETECTION) or Fact.RANDOM_SIZES in trace.facts:
         yield "has tensors whose sizes depend on values, as detectors do"
     if job.loop.mode is Mode.GENERATE:
@@ -217,7 +221,7 @@ def _departures(
     elif sites[CONVOLUTION] > FEW_CONVOLUTIONS or has_volumes:
         yield from _of_answers(job, trace, has_volumes)
     uncounted, far = trace.conv_account.uncounted_share, trace.conv_account.far_share
-    far = 0.0 if has_volumes else far  # `Doubt.VOLUMES` has the distances of these in it
+    far = 0.0 if has_volumes else far  # `Doubt.VOLUMES` includes the effect of the distance
     if uncounted or far:
         yield from departures_by_share(uncounted, far, part_of_convolutions(trace))
     yield from map(Departure, _unmeasured(job, sites, has_volumes))
@@ -258,7 +262,7 @@ def _of_answers(job: Job, trace: Trace, has_volumes: bool) -> Iterator[Departure
 
 
 def departures_by_share(uncounted: float, far: float, part: float) -> Iterator[Departure]:
-    """Yield departures for convolutions with no known workspace, or with one from a dissimilar convolution.
+    """Yield departures for convolutions with no known workspace, or a workspace of a dissimilar convolution.
 
     `uncounted` and `far` are the shares of both groups in all convolutions, `part` is the result of
     `part_of_convolutions`.
@@ -275,7 +279,7 @@ def departures_by_share(uncounted: float, far: float, part: float) -> Iterator[D
 def _has_volumes(job: Job, trace: Trace) -> bool:
     """Return whether the job has three-dimensional convolutions.
 
-    The convolutions with workspaces decide. If there are none, an input of four dimensions counts as a
+    The convolutions with workspaces decide. Without workspaces, an input of four dimensions counts as a
     volume, although it may be a sequence of images.
     """
     convolutions = trace.convolution_by_block().values()
@@ -289,7 +293,7 @@ def _ranks_of_inputs(job: Job) -> set[int]:
 
 
 def _unmeasured(job: Job, sites: Counter[str], has_volumes: bool) -> Iterator[str]:
-    """Yield the job's features that no measured run has, as ends of a sentence."""
+    """Yield the job's features that no measured run has, each as the end of a sentence."""
     ranks = _ranks_of_inputs(job)
     if sites[CONVOLUTION] and has_volumes:
         yield "with three-dimensional convolutions"

@@ -14,7 +14,7 @@ from planner.program import Outcome, Trace, live_bytes_bound
 
 MAX_REPLAYS = 6
 CERTAIN = 0.0005  # a probability this near to 0 or 1 is not refined
-TOLERANCE = 0.1  # as a share of a probability or its complement, the smaller
+TOLERANCE = 0.1  # as a share of the smaller of a probability and its complement
 
 
 def estimate_oom_probability(
@@ -22,12 +22,12 @@ def estimate_oom_probability(
 ) -> float | None:
     """Return the probability that the batch of `run` runs out of memory on the GPU.
 
-    None if nothing bounds the memory, or if no run resembles the job and no calibration applies. `run` is a
-    replay that did not fail, under limits of the budget's configuration. The smallest memory in which the
-    batch fits is between the bytes of its tensors and its reserved peak; replays in between narrow it down as
-    far as needed. `in_rooms` holds further replays with their limits. If a replay above the smallest memory
-    fails, all limits up to the next limit that fits on either side are assumed to fail, so that the
-    probability is not underestimated.
+    Returns None if nothing bounds the memory, or if no run resembles the job and no calibration has a line
+    for it. `run` is a replay that did not fail, under limits of the budget's configuration. The smallest
+    memory in which the batch fits is between the bytes of its tensors and its reserved peak; replays in
+    between narrow it down as far as needed. `in_rooms` holds further replays with their limits. If a replay
+    above the smallest memory fails, all limits up to the next limit that fits on either side are assumed to
+    fail, so that the probability is not underestimated.
     """
     if budget.cap_bytes is None and budget.device.usable.value >= UNLIMITED_BYTES:
         return None
@@ -57,7 +57,7 @@ def estimate_oom_probability(
 def _probability_of_failures(budget: Budget, known: Sequence[tuple[float, bool]]) -> float:
     """Return the probability that the memory is between two neighbouring limits of which at least one fails.
 
-    `known` holds memory limits in bytes, in rising order, each with whether the batch fits.
+    `known` holds memory limits in bytes, in ascending order, each with whether the batch fits.
     """
     stretches = ((low, high) for (low, a), (high, b) in pairwise(known) if not (a and b))
     return sum(oom_probability_at(budget, high) - oom_probability_at(budget, low) for low, high in stretches)

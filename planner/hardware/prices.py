@@ -80,7 +80,7 @@ def read_prices(path: Path, given_date: str | None = None, is_spot: bool = False
 
 
 def _dated(path: Path, text: str, changed: date, given: str | None) -> tuple[date, str]:
-    """Return the date of a price list, and the place from which it was read."""
+    """Return the date of a price list, and a phrase that names the source of the date."""
     if given is not None:
         found = _day(given)
         if found is None or _DATE.fullmatch(given) is None:

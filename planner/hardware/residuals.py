@@ -1,8 +1,8 @@
 """Differences between runs and the planner's estimates, which give the margins and probabilities.
 
 `residuals.json` is written by `benchmarks/accuracy` from the rows of its `accuracy.csv` (runs that others
-measured) and of `benchmarks/emulated/answers.csv` (computed ones); nobody edits it. It is read where a
-budget is made, without torch or NumPy.
+measured) and of `benchmarks/emulated/answers.csv` (computed runs); nobody edits it. It is read when a budget
+is made, without torch or NumPy.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ RESIDUALS_FILE = Path(__file__).with_name("residuals.json")
 class RunKind(StrEnum):
     """The kinds of published runs, each of which has its own distribution of residuals."""
 
-    FIXED = "fixed sizes"  # nothing but the tensors, what a cuDNN requests and the allocator
-    CONVOLUTIONS = "convolutions"  # by a fitted term, in float32, cudnn.benchmark off
+    FIXED = "fixed sizes"  # only tensors, cuDNN's requests and the allocator decide the memory
+    CONVOLUTIONS = "convolutions"  # with workspaces by a fitted term, in float32, cudnn.benchmark off
     BENCHMARK = "convolutions, cudnn.benchmark"  # in mixed precision, contiguous
     BENCHMARK_LAST = "convolutions, cudnn.benchmark, channels_last"  # in mixed precision
     TEXTS = "texts of varying lengths"
@@ -36,16 +36,16 @@ class Doubt(StrEnum):
     SETTING = "setting"  # a setting that no run of the kind has
     STORED = "stored"  # stored answers for the convolutions
     SIMILAR = "similar"  # stored answers for similar convolutions
-    VOLUMES = "volumes"  # the same for three-dimensional ones
+    VOLUMES = "volumes"  # stored answers for similar three-dimensional convolutions
     FAR = "far"  # stored answers for much larger or smaller convolutions, of images or sequences
-    UNCOUNTED = "uncounted"  # no workspaces of convolutions, for want of a cuDNN and of stored answers
+    UNCOUNTED = "uncounted"  # no workspaces of convolutions, without a cuDNN and without stored answers
 
 
 class Spread(Struct, frozen=True):
     """A normal distribution of the memory that a run needs, divided by the memory that its replay needs."""
 
     outcomes: int  # published outcomes that it is fitted to
-    location: float  # its mean, less 1
+    location: float  # its mean minus 1
     scale: Annotated[float, Meta(ge=0)]  # its standard deviation
 
 
@@ -59,13 +59,13 @@ class KindSettings(Struct, frozen=True):
 
 
 class Residuals(Struct, frozen=True):
-    """The residuals of the published runs of one kind, without any calibration."""
+    """The residuals of the published runs of one kind, without a calibration."""
 
-    runs: str  # which runs these are, for people
-    peaks: int  # of processes
-    settings: KindSettings | None  # None: any setting is like them
+    runs: str  # a text that says which runs these are
+    peaks: int  # number of processes whose peak is known
+    settings: KindSettings | None  # None if a job of the kind may have every setting
     verdicts: Spread
-    peak_ratios: tuple[float, ...]  # rising: process peak on an empty GPU over replayed peak reserved
+    peak_ratios: tuple[float, ...]  # ascending: process peak on an empty GPU over replayed peak reserved
 
     def __post_init__(self) -> None:
         if self.verdicts.scale <= 0 or list(self.peak_ratios) != sorted(self.peak_ratios):
@@ -77,7 +77,7 @@ class DoubtSpread(Struct, frozen=True):
 
     scale: Annotated[float, Meta(ge=0)]
     peak_scale: Annotated[float, Meta(ge=0)]  # on an empty GPU, where no workspace is refused
-    rests_on: str  # for people
+    rests_on: str  # a text that says which runs show it
 
 
 class Published(Struct, frozen=True):
@@ -88,7 +88,7 @@ class Published(Struct, frozen=True):
 
     @property
     def widest(self) -> Spread:
-        """Return a spread with the largest location and scale of all kinds, for jobs unlike any run."""
+        """Return a spread with the largest location and scale of all kinds, for jobs that resemble no run."""
         spreads = [one.verdicts for one in self.kinds.values()]
         location = max(spread.location for spread in spreads)
         return Spread(0, location, max(spread.scale for spread in spreads))

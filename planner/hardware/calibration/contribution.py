@@ -75,7 +75,7 @@ def check_contribution(path: Path) -> list[str]:
 
 
 def _public_job(job: Job, read: Callable[[Path], bytes]) -> Job:
-    """Return the job with a digest in place of the name of a private model, such as a user's file."""
+    """Return the job with the name of a private model, such as a user's file, replaced by a digest."""
     structure = dict(job.model.args).get("structure")
     name = job.model.origin
     if structure is not None and len(job.model.args) == 1:
@@ -85,7 +85,7 @@ def _public_job(job: Job, read: Callable[[Path], bytes]) -> Job:
         return job
     try:
         content = read(Path(file))
-    except OSError:  # the file is gone: its name is digested in its place
+    except OSError:  # the file is gone: its name is digested instead of its content
         content = file.encode()
     digest = sha256(content + member.encode()).hexdigest()[:16]
     return job.replace(model=f"file:{digest}", source="")

@@ -123,7 +123,7 @@ def add_points(folder: Path, key: Key, points: Sequence[Point], origins: Origins
 
     A run that the file has already, equal in all fields, is not added again, but its replayed peak is
     replaced. Raises ValueError for points of another key or origin, and DataFileError if the file cannot be
-    written, is broken or foreign; the file is not changed then.
+    written, is broken or foreign; in these cases the file is not changed.
     """
     for point in points:
         if key_of(point.observation) != key:

@@ -52,7 +52,7 @@ NVML_STEP_MIB = 2.0  # published figures are multiples of it; no scale below mak
 USUAL_FREEDOMS = 2  # weight of the usual scatter of runs
 OUTLIER = 3.0  # scales
 GOOD_ERROR = 0.01  # a line with at most this error is never refused
-SLOPES = (0.5, 2.0)  # outside, the replay and the run are not the same job
+SLOPES = (0.5, 2.0)  # outside this range, the replay and the run are not of the same job
 
 Floats = NDArray[np.float64]
 

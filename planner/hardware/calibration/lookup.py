@@ -38,14 +38,14 @@ class Correction(Struct, frozen=True):
     level: MatchLevel
     about: str  # a phrase that names the calibration
     source: Origin
-    context: SourcedBytes | None  # replaces the GPU's context; None: calibrations have none
+    context: SourcedBytes | None  # replaces the GPU's context; None if the calibrations have no context
     fit: Fit | None  # None if only the context applies
     includes_context: bool  # whether the fit's overhead includes the context
     extra_spread_bytes: int  # uncertainty on top of the fit's: other versions, another GPU; one deviation
 
 
 class CalibrationQuery(Struct, frozen=True):
-    """A job on a GPU for which a calibration is searched; `torch` is None to match any version."""
+    """A job on a GPU for which a calibration is searched; `torch` is None to match every version."""
 
     job: Job
     device: Device
@@ -82,7 +82,7 @@ def _contributed(correction: Correction) -> Correction:
 
 
 def find_run(stored: Iterable[Calibration], query: CalibrationQuery, batch: int) -> Observation | None:
-    """Return a stored run of the same job, batch size and GPU, or None if there is none.
+    """Return a stored run of the same job, batch size and GPU, or None if no such run is stored.
 
     The run is unconstrained, not emulated, and its allocated peak is known.
     """
@@ -129,7 +129,7 @@ def _find(usable: Sequence[Calibration], query: CalibrationQuery) -> Correction 
 
 
 def _by_job(here: Sequence[Calibration], query: CalibrationQuery) -> Correction | None:
-    """Return the correction from a fit of the same job, or None if no calibration has one.
+    """Return the correction from a fit of the same job, or None if no calibration of the job has a fit.
 
     A fit under the queried version of torch is preferred. All calibrations are of one GPU.
     """
@@ -139,7 +139,7 @@ def _by_job(here: Sequence[Calibration], query: CalibrationQuery) -> Correction 
 
 
 def _by_fit(level: MatchLevel, calibrations: Iterable[Calibration]) -> Correction | None:
-    """Return a correction from the first calibration with a fitted line, or None if there is none."""
+    """Return a correction from the first calibration with a fitted line, or None if no line was fitted."""
     for one in calibrations:
         if isinstance(one.fit, Fit):
             inside, about = one.includes_context, one.describe()
@@ -152,7 +152,7 @@ def _by_fit(level: MatchLevel, calibrations: Iterable[Calibration]) -> Correctio
 
 
 def _by_context(level: MatchLevel, calibrations: Iterable[Calibration]) -> Correction | None:
-    """Return a correction of the context alone, to the runs' median context, or None if no run has one."""
+    """Return a correction of the context alone, to the runs' median, or None if no context is known."""
     with_context = [one for one in calibrations if one.contexts]
     if not with_context:
         return None
@@ -209,5 +209,5 @@ def _same_settings(key: Key, query: CalibrationQuery) -> bool:
 
 
 def _same_torch(version: str, queried: str | None) -> bool:
-    """Return whether two versions of torch have the same major and minor number; None matches any."""
+    """Return whether two versions of torch have equal major and minor numbers; None matches every version."""
     return queried is None or version.split("+")[0].split(".")[:2] == queried.split("+")[0].split(".")[:2]

@@ -61,19 +61,19 @@ class Observation(Struct, frozen=True, forbid_unknown_fields=True):
     gpu: Text  # as torch names it: "NVIDIA GeForce RTX 3060"
     versions: Versions
     settings: Settings
-    oom: bool  # the run ran out of memory; the peaks are those until then
+    oom: bool  # whether the run ran out of memory; its peaks are of the time until the failure
     source: Origin
-    about: str  # published: whose figures, from which file; measured: "" or a remark
+    about: str  # of a published run, the author and the file of the figures; else a remark or ""
     when: Text  # the day of the run, ISO 8601: "2025-05-06"
     peak_allocated_bytes: Count | None = None  # torch's `max_memory_allocated`
     peak_reserved_bytes: Count | None = None  # torch's `max_memory_reserved`
     end_allocated_bytes: Count | None = None  # after the last step
     process_peak_bytes: Count | None = None  # NVML's, with the context
     context_before_bytes: int | None = None  # NVML's level before the first tensor
-    context_after_bytes: int | None = None  # NVML's level after the third step less torch's reserved memory
+    context_after_bytes: int | None = None  # NVML's level after the third step minus torch's reserved memory
     retries: Count | None = None  # times that the allocator released cached segments to serve a request
-    # The process's peak less its level before the first tensor, if a record has only this difference; None if
-    # both are known and given above.
+    # The process's peak minus its level before the first tensor, if a record has only this difference; None
+    # if both are known and given above.
     process_rise_bytes: Count | None = None
 
     def __post_init__(self) -> None:
@@ -82,7 +82,7 @@ class Observation(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def rise_bytes(self) -> int | None:
-        """Return the rise from the process's level before the first tensor to its peak, None if unknown."""
+        """Return the rise from a process's level before the first tensor to its peak, or None if unknown."""
         if self.process_rise_bytes is not None:
             return self.process_rise_bytes
         if self.process_peak_bytes is None or self.context_before_bytes is None:
@@ -107,7 +107,7 @@ class Fit(Struct, frozen=True, forbid_unknown_fields=True):
 
     overhead_bytes: Annotated[int, Meta(ge=-LARGEST, le=LARGEST)]
     slope: Annotated[float, Meta(ge=0.01, le=100)]
-    spread_bytes: Count  # one standard deviation, of the residuals combined with two more of runs in general
+    spread_bytes: Count  # one standard deviation of residuals, combined with the scatter of published runs
     points: Annotated[int, Meta(ge=3, le=LARGEST)]
     center_bytes: Count  # mean of the replayed peaks
     width_bytes: Positive  # root of the sum of their squared distances from the mean
@@ -175,14 +175,15 @@ class Calibration(Struct, frozen=True):
 
 
 def fitted_peak_bytes(observation: Observation, with_context: bool) -> int | None:
-    """Return the bytes to fit: the process's peak if `with_context`, else its rise; None if unknown."""
+    """Return the bytes to fit: a process's peak if `with_context`, else its rise; None if that is unknown."""
     return observation.process_peak_bytes if with_context else observation.rise_bytes
 
 
 def includes_context(points: Iterable[Point]) -> bool:
     """Return whether the process's peak, context included, is known for all unconstrained runs.
 
-    Emulated runs have no context, so the result is False with any of them, and without unconstrained runs.
+    Emulated runs have no context, so the result is False if one of the runs is emulated. It is also False if
+    there are no unconstrained runs.
     """
     runs = [point.observation for point in points if point.observation.is_unconstrained]
     return bool(runs) and all(run.process_peak_bytes is not None and run.source != "emulated" for run in runs)

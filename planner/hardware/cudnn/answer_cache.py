@@ -4,7 +4,7 @@ The file is a SQLite database, which several processes may read and write at onc
 transactions, with a rollback journal, since a write-ahead log does not work on network file systems. After a
 failed read cuDNN is queried, and after a failed write it is queried again later; neither is an error. A file
 that is no such database is deleted and replaced. Each answer is stored with a checksum of the answer and its
-key, since SQLite has none.
+key, since SQLite stores no checksums.
 """
 
 import os
@@ -102,7 +102,10 @@ class AnswerCache:
         return answers, size_bytes
 
     def clear(self) -> tuple[int, int]:
-        """Delete the file, and return its number of answers and size in bytes. Raises DataFileError."""
+        """Delete the file, and return the number of answers and the size in bytes that it had.
+
+        Raises DataFileError if the file cannot be deleted.
+        """
         stats = self.stats()
         try:
             if self._path.exists():

@@ -1,10 +1,10 @@
 """Read and write the file of stored cuDNN answers: the workspace of each convolution on several GPUs.
 
 The convolutions are of several kinds (type and memory layout). The file begins with an index: the version,
-and for each kind the place of its convolutions' keys and, for each GPU, the place of their curves. A plan
-reads the index, the keys of a kind and the curves for one GPU. Keys are text, a line each. Curves are four
-columns of numbers, each stored as the lowest bytes of all, then the next bytes of all, and so on, which
-deflates to a third of what the same numbers take as JSON. Equal content gives equal bytes.
+and for each kind the offset of its convolutions' keys and, for each GPU, the offset of their curves. A plan
+reads the index, the keys of a kind and the curves for one GPU. Keys are lines of text. Curves are four
+columns of numbers. A column is stored as the lowest bytes of all its numbers, then their next bytes, and so
+on, which deflates to a third of the size of the same numbers as JSON. Equal content gives equal bytes.
 """
 
 import sys
@@ -43,7 +43,7 @@ class StoredGpus(NamedTuple):
     """A group of GPUs for which the same answers are stored."""
 
     capability: Capability
-    sm_count: int | None  # None: it decides nothing, as from 8.0 on
+    sm_count: int | None  # None if the answers do not depend on it, as for 8.0 and newer
 
     def __str__(self) -> str:
         text = "compute capability {}.{}".format(*self.capability)
@@ -72,7 +72,7 @@ class _GpuBlock(Struct, frozen=True, array_like=True):
 class _KindBlocks(Struct, frozen=True, array_like=True):
     kind: Kind
     keys: _Block
-    gpus: tuple[_GpuBlock, ...]  # by rising capability
+    gpus: tuple[_GpuBlock, ...]  # by ascending capability
 
 
 class _Index(Struct, frozen=True):
@@ -111,7 +111,7 @@ class AnswersFile:
     cudnn: str  # the version
     _kinds: Mapping[Kind, _KindBlocks]
     _content: bytes
-    _start: int  # of the blocks
+    _start: int  # offset of the blocks in `_content`
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -119,7 +119,7 @@ class AnswersFile:
         return tuple(self._kinds)
 
     def gpus(self, kind: Kind) -> tuple[StoredGpus, ...]:
-        """Return the groups of GPUs with answers for a `Kind`, sorted by capability; () if there are none."""
+        """Return the groups of GPUs with answers of a `Kind`, by ascending capability; () if it has none."""
         return tuple(one.gpus for one in self._kinds[kind].gpus) if kind in self._kinds else ()
 
     def keys(self, kind: Kind) -> list[str]:

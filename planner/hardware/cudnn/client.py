@@ -3,8 +3,8 @@
 Since 9.8 cuDNN's heuristics answer for a GPU that is only described (NVIDIA's documentation of its cuDNN
 Frontend, "Deviceless Ahead-of-time Compilation"). They name engines in the order in which PyTorch tries them,
 and the plan of an engine states its workspace. PyTorch runs the first engine that works, or times all of them
-if `torch.backends.cudnn.benchmark` is set (ATen/native/cudnn/Conv_v8.cpp). Any cuDNN from 9.8 on may be
-queried, whatever torch is installed; it runs in a separate process.
+if `torch.backends.cudnn.benchmark` is set (ATen/native/cudnn/Conv_v8.cpp). cuDNN 9.8 and newer may be
+queried, whatever torch is installed; the library runs in a separate process.
 """
 
 import json
@@ -31,8 +31,8 @@ from planner.program import SM_LIMITS, Convolution, Engine, Workspaces
 if TYPE_CHECKING:
     from planner.hardware.cudnn.answer_cache import AnswerCache, LibraryAnswers
 
-# From this capability on, the answers of 9.20 do not depend on the number of multiprocessors: all of 3,000
-# that were compared, at 28 to 188 multiprocessors, are equal. Of 500 on 7.5, 82 are not.
+# For this capability and newer ones, the answers of 9.20 do not depend on the number of multiprocessors: all
+# of 3,000 answers that were compared, at 28 to 188 multiprocessors, are equal. Of 500 on 7.5, 82 are not.
 SAME_FOR_ALL_COUNTS = (8, 0)
 QUERIES_OF_PROCESS = 2000  # cuDNN 9.28 keeps 0.4 MB of each query until its process ends
 # Once cuDNN has selected an engine for a pointwise convolution on 7.x, its process considers no TF32 on newer
@@ -43,19 +43,19 @@ TF32_SINCE = (8, 0)
 
 @dataclass(eq=False, slots=True)
 class Cudnn:
-    """A cuDNN library that is loaded and queried in separate processes, with its answers so far."""
+    """A cuDNN library with its known answers; separate processes load and query it for unknown answers."""
 
     version: str
     _start: Callable[[], tuple[Worker, int]]
     _workers: dict[bool, Worker]  # by whether the GPU has TF32
-    lacks: str = ""  # why engines that are built on cuBLASLt are left out; "": they are not
-    cached: "LibraryAnswers | None" = None  # of earlier processes
-    silent: set[tuple[int, int]] = field(default_factory=set)  # capabilities whose queries end its process
+    lacks: str = ""  # why engines that are built on cuBLASLt are left out; empty if they are not left out
+    cached: "LibraryAnswers | None" = None  # answers in the cache file; None without a cache file
+    silent: set[tuple[int, int]] = field(default_factory=set)  # capabilities whose queries end the process
     _answers: dict[tuple[Any, ...], tuple[Engine, ...]] = field(default_factory=dict)
-    _asked: Counter[bool] = field(default_factory=Counter)  # queries of each process
+    _asked: Counter[bool] = field(default_factory=Counter)  # number of queries to each process in `_workers`
 
     def workspaces(self, capability: tuple[int, int], multiprocessors: int, query: Convolution) -> Workspaces:
-        """Return the workspace of the engine that runs without `benchmark`, or 0 bytes if there is none."""
+        """Return the workspace of the engine that runs without `benchmark`, or 0 bytes if no engine runs."""
         engines = self.engines(capability, multiprocessors, query, every=False)
         return Workspaces(engines[0].workspace_bytes, engine=engines[0]) if engines else Workspaces(0)
 
@@ -64,8 +64,8 @@ class Cudnn:
     ) -> Workspaces:
         """Return the two workspaces with `benchmark`: of the selected engine, and the largest of all engines.
 
-        The largest is allocated while all engines are timed (generate_and_filter_plans). The engine that is
-        selected then is unknown in advance, and is assumed to be the first of the heuristics.
+        The largest is allocated while all engines are timed (generate_and_filter_plans). The engine that the
+        timing selects is unknown in advance, and is assumed to be the first engine of the heuristics.
         """
         engines = self.engines(capability, multiprocessors, query, every=True)
         if not engines:
@@ -76,9 +76,9 @@ class Cudnn:
     def engines(
         self, capability: tuple[int, int], multiprocessors: int, query: Convolution, *, every: bool
     ) -> tuple[Engine, ...]:
-        """Return the engines that PyTorch considers, in cuDNN's order.
+        """Return all engines that PyTorch times with `benchmark`, or only the first engine if not `every`.
 
-        If `every` is true, returns all engines that PyTorch times with `benchmark`, else the first engine.
+        The engines are in cuDNN's order. Returns () if cuDNN has no engine for the convolution.
         """
         count = multiprocessors if capability < SAME_FOR_ALL_COUNTS else 0
         key = (capability, count, query, every)
@@ -89,7 +89,7 @@ class Cudnn:
     def _find(
         self, capability: tuple[int, int], multiprocessors: int, query: Convolution, every: bool
     ) -> tuple[Engine, ...]:
-        """Return the engines from the cache, or query a process and cache the engines.
+        """Return the engines from the cache file, or if they are not there, query a process and cache them.
 
         Returns () for a capability in `silent`.
         """
@@ -126,7 +126,7 @@ class Cudnn:
         return answers
 
 
-CublasLt = Callable[[Path], Path | str]  # returns cuBLASLt for cuDNN's folder, or why there is none
+CublasLt = Callable[[Path], Path | str]  # returns cuBLASLt for cuDNN's folder, or the reason if there is none
 
 
 def open_cudnn(where: str, cublaslt_for: CublasLt, gpu: str, cache_folder: Path | None = None) -> Cudnn:
@@ -186,7 +186,7 @@ def _open_cached(folder: Path, library: bytes) -> "LibraryAnswers | None":
 def _start(where: str, folder: Path, cublaslt: Path | None, gpu: str) -> tuple[Worker, int]:
     """Start a process that loads the library, and return the process and the library's version.
 
-    Raises UsageError.
+    Raises UsageError if the library cannot be loaded.
     """
     child = str(Path(__file__).with_name("worker.py"))
     stand_in = [] if cublaslt is None else [str(cublaslt), gpu]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 _SMALL_BYTES = 2**18
 
-# Rising batch sizes, and the workspace at each in bytes.
+# Batch sizes in ascending order, and the workspace in bytes at each batch size.
 Curve = tuple[tuple[int, ...], tuple[int, ...]]
 
 

@@ -15,15 +15,17 @@ from planner.program import (
 )
 
 # The longest sums that are taken image by image, by benchmarks/fits/convolution_workspaces.py: published runs
-# on an RTX 3060 have the workspace up to 2,907 terms and not from 3,393 on; on an RTX 4060 not from 2,241 on.
-# Other GPUs are not known.
+# on an RTX 3060 have the workspace with up to 2,907 terms and lack it with 3,393 or more; runs on an RTX 4060
+# lack it with 2,241 or more. Other GPUs are not known.
 MOST_TERMS: Mapping[Capability, int] = {(8, 6): 3150}
 # Channels of x and y for which cuDNN 9.8 does so on compute capability 8.0 as on 8.9 (docs/cudnn.md).
 CHANNELS_IN, CHANNELS_OUT = range(48, 449), range(416, 1809)
 
 
 def image_wise_terms(convolution: Convolution) -> int | None:
-    """Return the number of terms per sum of a weight gradient that may be computed image by image, else None.
+    """Return the number of terms per sum of a weight gradient that cuDNN may compute image by image.
+
+    Returns None for other convolutions.
 
     The gradient of a pointwise convolution is one product that sums over batch x positions, or one product
     for each image, whose results are added up. cuDNN takes one product for each image if the sums are short
@@ -40,9 +42,9 @@ def image_wise_terms(convolution: Convolution) -> int | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PublishedWorkspaces:
-    """A source of workspaces that knows one formula, inferred from published runs; all others are 0 bytes.
+    """A source of workspaces by one formula, which is inferred from published runs.
 
-    The runs had torch 2.6 with cuDNN 9.1.
+    Workspaces that the formula does not cover are 0 bytes. The runs had torch 2.6 with cuDNN 9.1.
     """
 
     most_terms: Mapping[Capability, int] = field(default_factory=lambda: MOST_TERMS)

@@ -30,7 +30,7 @@ class Operands(NamedTuple):
 class Candidate(NamedTuple):
     """A stored convolution: its index, its features for comparison, and the sizes of its operands."""
 
-    place: int  # among the keys
+    place: int  # index of its key
     features: tuple[float, ...]
     operands: Operands
 
@@ -38,10 +38,10 @@ class Candidate(NamedTuple):
 class Similar(NamedTuple):
     """A stored convolution that is similar to a requested convolution, and the operand sizes of both."""
 
-    place: int  # among the keys
-    own: Operands
-    other: Operands  # of the one that is asked for
-    distance: float  # the sum of all doublings between their sizes
+    place: int  # index of its key
+    own: Operands  # of the stored convolution
+    other: Operands  # of the requested convolution
+    distance: float  # sum over all dimensions of the doublings between the sizes of both
 
     def factor(self, batch: int) -> float:
         """Return the ratio of operand elements, requested to stored, which scales the stored workspace."""

@@ -27,7 +27,7 @@ from planner.hardware.cudnn.keys import key_of
 from planner.hardware.cudnn.similar import Candidate, Similar, candidates_of, family_of, find_similar
 from planner.program import Capability, Convolution, ConvWorkspaceSource, WorkspaceAccount, Workspaces
 
-FAR = 2  # doublings in all, which images of another size than the stored one's hardly exceed
+FAR = 2  # sum of doublings that convolutions over images of another size than the stored size hardly exceed
 
 
 class Own(NamedTuple):
@@ -51,7 +51,7 @@ class Borrowed(NamedTuple):
         return max(similar.distance for _, similar in self.lenders)
 
     def at(self, batch: int) -> int:
-        """Return the median workspace, in bytes, of similar convolutions that are scaled to this one."""
+        """Return the median of similar convolutions' workspaces in bytes, each scaled to this convolution."""
         return round(median(value_at(curve, batch) * one.factor(batch) for curve, one in self.lenders))
 
 
@@ -59,7 +59,7 @@ class Borrowed(NamedTuple):
 class StoredKeys:
     """The keys of the stored convolutions of one type and layout, which are the same for all GPUs."""
 
-    places: Mapping[str, int]  # by key
+    places: Mapping[str, int]  # the index of each key
     _families: dict[str, list[Candidate]] = field(default_factory=dict)  # as far as they were needed
 
     def family(self, family: str) -> list[Candidate]:
@@ -74,14 +74,14 @@ class Answers:
     """The stored answers for the convolutions of one type and layout on one group of GPUs."""
 
     cudnn: str
-    gpus: StoredGpus  # whose answers they are
+    gpus: StoredGpus  # the GPUs that the answers are for
     keys: StoredKeys
     curves: Sequence[Curve | None]
-    _families: dict[str, list[Candidate]] = field(default_factory=dict)  # those with a curve
+    _families: dict[str, list[Candidate]] = field(default_factory=dict)  # only convolutions with a curve
     _borrowed: dict[str, Borrowed | None] = field(default_factory=dict)  # by key
 
     def find(self, key: str) -> Curve | None:
-        """Return the workspace curve of the convolution with a key, or None if it is not stored."""
+        """Return the workspace curve of the convolution with a key, or None if no curve is stored."""
         place = self.keys.places.get(key)
         return None if place is None else self.curves[place]
 
@@ -105,15 +105,15 @@ class Answers:
 class _Answered:
     """A record of the convolutions looked up for one kind of GPU, and of how they were answered."""
 
-    elements: dict[str, int] = field(default_factory=dict)  # of input and output of a sample, of all
-    similar: dict[str, float] = field(default_factory=dict)  # how far from the convolutions that lend theirs
-    unknown: set[str] = field(default_factory=set)
+    elements: dict[str, int] = field(default_factory=dict)  # by key, of input and output of a sample
+    similar: dict[str, float] = field(default_factory=dict)  # by key, distance to the farthest lender
+    unknown: set[str] = field(default_factory=set)  # keys without an answer
     cudnn: str = ""  # the version that answered
-    other: StoredGpus | None = None  # whose answers stand for those of this kind
+    other: StoredGpus | None = None  # the GPUs whose answers are taken, if not this kind's own
 
     @property
     def is_uncounted(self) -> bool:
-        """Return whether none of the convolutions looked up has an answer."""
+        """Return whether no convolution that was looked up has an answer."""
         return self.unknown == self.elements.keys()
 
     @property
@@ -122,7 +122,10 @@ class _Answered:
         return [key for key, distance in self.similar.items() if distance > FAR]
 
     def share(self, keys: Iterable[str]) -> float:
-        """Return the share of `keys` in the input and output elements of all convolutions looked up."""
+        """Return the share of `keys` in the elements of all distinct convolutions that were looked up.
+
+        The elements of a convolution are the elements of its input and output for one sample.
+        """
         some = sum(self.elements[key] for key in keys)
         return some / sum(self.elements.values()) if some else 0.0
 
@@ -223,7 +226,7 @@ NOTHING = Own(((1,), (0,)))
 def stored_answers(
     capability: Capability, sm_count: int, dtype: str, *, channels_last: bool, path: Path = ANSWERS_FILE
 ) -> Answers | None:
-    """Return the answers for a type and layout on the nearest stored GPUs, or None if there are none.
+    """Return the answers for a type and layout on the nearest stored GPUs, or None if no GPU has answers.
 
     The nearest GPUs have the capability, else the next lower stored capability, else the lowest; and of the
     GPUs with that capability the nearest number of multiprocessors, if it matters. Answers for float16 are

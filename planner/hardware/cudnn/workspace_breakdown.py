@@ -49,8 +49,8 @@ class Part(Struct, frozen=True):
 
     term: Term
     of: str  # x, w, y, or "" if it does not belong to one tensor
-    times: int
-    size_bytes: int  # of all times together
+    times: int  # number of equal buffers that the part consists of
+    size_bytes: int  # of all these buffers together
 
 
 Parts = tuple[Part, ...]
@@ -62,7 +62,7 @@ class LayerWorkspace(Struct, frozen=True):
     module: str  # qualified; "" outside of modules
     direction: Direction  # for cuDNN: the forward pass of a transposed convolution is a data gradient
     size_bytes: int  # as requested
-    searched: bool  # for the largest of all engines, while they are timed
+    searched: bool  # whether it is the largest workspace of all engines, allocated while they are timed
     engine: int | None  # None if stored answers or the fitted term give the size
     notes: str
     parts: Parts  # add up to `size_bytes`
@@ -107,7 +107,7 @@ def name_parts(query: Convolution, notes: tuple[str, ...], workspace_bytes: int)
 
 
 def _exact(query: Convolution, transforms: list[str], workspace_bytes: int) -> Parts:
-    """Return parts that explain the workspace except for a small rest, or () if there are none."""
+    """Return parts that explain the workspace except for a small rest, or () if no parts explain it."""
     for part in _whole(query, transforms):
         if 0 <= workspace_bytes - part.size_bytes <= _BESIDE_TILES_BYTES:
             return (part,)
@@ -126,7 +126,7 @@ def _exact(query: Convolution, transforms: list[str], workspace_bytes: int) -> P
 
 
 def _loose(query: Convolution, workspace_bytes: int) -> Parts:
-    """Return copies of operands that make up all but a limited share of the workspace, or () if none do."""
+    """Return copies of operands that fill all but a limited share of the workspace, or () if no copies do."""
     shares = [_LARGEST_LOOSE_SHARE]
     if not query.channels_last or _ELEMENT_BYTES[query.dtype] != 2:  # else tensor cores read without copies
         shares.append(_LARGEST_UNNAMED_SHARE)
@@ -135,7 +135,7 @@ def _loose(query: Convolution, workspace_bytes: int) -> Parts:
 
 
 def _almost(copies: Iterable[Parts], workspace_bytes: int, beside_bytes: float) -> Parts | None:
-    """Return the first set of copies that leaves at most `beside_bytes` of the workspace, or None."""
+    """Return the first copies that leave at most `beside_bytes` of the workspace, or None if no copies do."""
     return next((one for one in copies if 0 <= workspace_bytes - _bytes_of(one) <= beside_bytes), None)
 
 
@@ -224,7 +224,7 @@ def _sized(
 def _sizes(query: Convolution, letter: str) -> tuple[int, ...]:
     """Return the possible sizes in bytes of a copy of a tensor, the last without padding.
 
-    The channels, of the tensor or of each group, are padded to 16 bytes or 8, or not at all.
+    The channels, of the tensor or of each group, are padded to multiples of 16 or of 8 bytes, or not padded.
     """
     element_bytes = _ELEMENT_BYTES[query.dtype]
     sizes: tuple[int, ...] = getattr(query, letter)

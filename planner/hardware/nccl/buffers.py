@@ -59,7 +59,7 @@ class Communicator(NamedTuple):
 
     nccl: tuple[int, int]  # version
     capability: tuple[int, int]  # of the GPUs
-    ranks: Range  # three equal numbers if it is known
+    ranks: Range  # three equal numbers if the number of ranks is known
 
 
 def nccl_of_torch(version: TorchVersion) -> tuple[int, int]:

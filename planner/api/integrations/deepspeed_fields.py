@@ -36,8 +36,6 @@ def deepspeed_fields(
         "precision": _precision_left(config, fields["precision"], owner),
         "grad_scaler": False,  # the engine has its own
         "clip_gradients": ClipGradients.NORM if clips else ClipGradients.NONE,
-        "evaluate": False,
-        "eval_batch": 0,
         "ddp": False,
         "ddp_bucket_view": False,
     }

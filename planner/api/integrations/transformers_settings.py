@@ -96,11 +96,7 @@ SETTINGS: tuple[Setting, ...] = (
         lambda arguments: arguments.world_size > 1 and arguments.ddp_bucket_cap_mb not in (None, 25),
     ),
     *planned("fsdp fsdp_config"),  # by `fsdp_fields`
-    stated(
-        "deepspeed",
-        "the evaluation while it trains is not planned, whose batches may take more memory",
-        lambda arguments: bool(arguments.deepspeed) and evaluates(arguments),
-    ),
+    *planned("deepspeed"),  # by `deepspeed_fields`
     refused("parallelism_config", "the model is split over GPUs; train with DDP, or plan by hand"),
     refused(
         "accelerator_config",

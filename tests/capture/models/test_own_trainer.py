@@ -163,6 +163,47 @@ def test_an_evaluation_that_cannot_be_planned_is_named(tmp_path: Path) -> None:
     assert "NoneType" in note
 
 
+KEEPS = """
+from transformers import TrainerCallback
+
+class Keeps(TrainerCallback):
+    def on_evaluate(self, args, state, control, metrics, model=None, **kwargs):
+        self.kept = model.table.weight.new_zeros(997)
+        if "eval_score" in model.needed:
+            metrics["eval_score"]
+
+class Own(Trainer):
+    def evaluate(self, *args, **kwargs):
+        self.own = self.model.table.weight.new_zeros(499)
+        return super().evaluate(*args, **kwargs)
+
+def make_own(needed="", **settings):
+    trainer = make(eval_rows=16, **settings)
+    trainer.__class__ = Own
+    trainer.model.needed = needed
+    trainer.add_callback(Keeps())
+    return trainer
+"""
+
+
+@pytest.mark.parametrize(
+    ("settings", "count"), [((), 1), ((("eval_on_start", True),), 2), ((("needed", "eval_score"),), 1)]
+)
+def test_callbacks_and_methods_of_evaluations_run(
+    tmp_path: Path, settings: tuple[tuple[str, object], ...], count: int
+) -> None:
+    """Each evaluation has what they keep; a callback that fails for want of a score is named."""
+    code = f"{CODE}{KEEPS}".replace("def make_own", "def make_trainer")
+    (tmp_path / "train.py").write_text(code)
+    given = (("max_steps", 3), *EVALUATES, *settings)
+    trace = trace_of(resolve_job(f"{tmp_path / 'train.py'}:make_trainer", {}, model_args=given))
+    allocated = [event.size_bytes for event in trace.events if isinstance(event, Alloc)]
+    assert (allocated.count(4 * 997), allocated.count(4 * 499)) == (count, count)
+    left_out = [note for note in trace.notes if "callbacks" in note]
+    assert len(left_out) == ("needed" in dict(settings))
+    assert all(note.startswith("not planned: callbacks after its evaluation: ") for note in left_out)
+
+
 WRITES = """
 import torch
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, T5Config, T5ForConditionalGeneration

@@ -20,7 +20,7 @@ from planner.capture.cuda.triton_kernels import launching_nothing
 from planner.capture.models.libraries import quiet
 from planner.capture.models.own_step import StepModule
 from planner.capture.models.transformers.trainer_batches import MOST_SAMPLES, Batches, longest_sample
-from planner.capture.models.transformers.trainer_evaluation import Evaluation, evaluates
+from planner.capture.models.transformers.trainer_evaluation import Evaluation, evaluated_steps
 from planner.capture.patching import all_patched, patched
 from planner.errors import UsageError
 from planner.jobs import Job
@@ -193,7 +193,7 @@ class TrainerModule(StepModule):
         arguments = trainer.args
         loaded = arguments.gradient_accumulation_steps
         few = arguments.gradient_accumulation_steps = min(loaded, most_micro_batches)
-        evaluated = max(steps - 1, 1) if evaluates(arguments) else 0
+        evaluated = evaluated_steps(arguments, steps)
         arguments.max_steps, arguments.per_device_train_batch_size = steps, batch
         arguments.save_strategy = arguments.eval_strategy = "no"
         arguments.eval_on_start = arguments.load_best_model_at_end = False
@@ -206,13 +206,13 @@ class TrainerModule(StepModule):
         load = trainer.get_batch_samples
 
         def end_step(step: int) -> None:
-            if step == evaluated:
+            if step in evaluated:
                 continue_with(Phase.EVALUATION)
-                self._evaluation.run()
+                self._evaluation.run(" and ".join(evaluated.values()))
             if step == steps:
                 continue_with(Phase.END)
 
-        trainer.add_callback(_calling_at_step_ends(end_step))
+        trainer.add_callback(_calling_between_steps(end_step))
 
         def load_noted(iterator: Any, count: int, *args: Any) -> Any:
             on_step()
@@ -235,11 +235,14 @@ class TrainerModule(StepModule):
         return (*self._notes(), f"{run}; the others repeat the last")
 
 
-def _calling_at_step_ends(call: Callable[[int], None]) -> Any:
-    """Return a trainer's callback that calls `call` with the step's number at the end of each step."""
+def _calling_between_steps(call: Callable[[int], None]) -> Any:
+    """Return a callback that calls `call` with the number of finished steps, from 0 before the first step."""
     from transformers import TrainerCallback
 
     class Callback(TrainerCallback):  # type: ignore[misc]
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            call(0)
+
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             call(state.global_step)
 

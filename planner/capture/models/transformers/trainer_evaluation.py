@@ -1,4 +1,4 @@
-"""Evaluate a Trainer of transformers or TRL by its own loop, between two of its steps.
+"""Evaluate a Trainer of transformers or TRL by its own `evaluate`, between two of its steps.
 
 The batches are copies of the longest sample of its evaluation data, as many samples each as
 `per_device_eval_batch_size` says. Losses, predictions and labels are gathered as the loop gathers them, which
@@ -9,7 +9,7 @@ transformers 5.23.
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from math import ceil
 from typing import Any
@@ -27,12 +27,19 @@ _RUN = 16  # most batches that run
 _GENERATING = 3  # most batches that run if texts are generated, which takes seconds a batch
 _MOST_ADDED = 4000  # most times that results of other batches are made and added
 _TRAINER = "transformers.trainer"
+_GENERATION_NOTES = (
+    f"its evaluation generates texts of full length; between the first {WHOLE_TOKENS} and the last "
+    f"{WHOLE_TOKENS} tokens only the growth of the key-value cache is traced",
+)
 
 
-def evaluates(arguments: Any) -> bool:
-    """Return whether a trainer evaluates while it trains."""
+def evaluated_steps(arguments: Any, steps: int) -> dict[int, str]:
+    """Return the numbers of the steps after which a trainer evaluates in a plan, with words for them."""
     strategy = str(getattr(arguments.eval_strategy, "value", arguments.eval_strategy))
-    return strategy != "no" or bool(arguments.eval_on_start)
+    found = {0: "before the first step"} if arguments.eval_on_start else {}
+    if strategy != "no":
+        found[max(steps - 1, 1)] = "before the last step"
+    return found
 
 
 class Evaluation:
@@ -40,62 +47,102 @@ class Evaluation:
 
     def __init__(self, trainer: Any, name: str) -> None:
         self._trainer, self._name = trainer, name
+        self._when = ""
         self.notes: tuple[str, ...] = ()
 
-    def run(self) -> None:
-        """Evaluate on each of the trainer's evaluation datasets; an evaluation that fails becomes a note.
+    def run(self, when: str) -> None:
+        """Call the trainer's `evaluate`; an evaluation that fails becomes a note.
+
+        `when` is the time of all evaluations, for notes on the last of them.
 
         Errors about reads of values are raised, and a PlannerError if the trainer has evaluation data.
         """
         trainer = self._trainer
-        given = trainer.eval_dataset
-        datasets = list(given.values()) if isinstance(given, Mapping) and given else [given]
-        for dataset in datasets:
-            try:
-                self._run_on(dataset)
-            except Exception as error:
-                if isinstance(error, PlannerError) and dataset is not None or reads_values(error):
-                    raise
-                what = "the trainer's evaluation, which may take more memory"
-                self.notes += (f"{LEFT_OUT_NOTE}{what}: {sentence_of(error)}",)
+        self._when, self.notes = when, ()
+        handler = trainer.callback_handler
+        try:
+            with (
+                patched(trainer, "get_eval_dataloader", self._load),
+                patched(trainer, "evaluation_loop", self._gathering_all(trainer.evaluation_loop)),
+                patched(trainer, "compute_metrics", self._metrics()),
+                patched(trainer, "log", lambda *_, **__: None),
+                patched(handler, "on_evaluate", self._calling_back(handler.on_evaluate)),
+            ):
+                trainer.evaluate()
+        except Exception as error:
+            if isinstance(error, PlannerError) and trainer.eval_dataset is not None or reads_values(error):
+                raise
+            what = "the trainer's evaluation, which may take more memory"
+            self.notes += (f"{LEFT_OUT_NOTE}{what}: {sentence_of(error)}",)
 
-    def _run_on(self, dataset: Any) -> None:
-        trainer, arguments = self._trainer, self._trainer.args
-        batch, more = arguments.eval_batch_size, arguments.eval_accumulation_steps
-        count = ceil(len(dataset) / batch) if hasattr(dataset, "__len__") else None
-        samples = longest_sample(trainer, dataset, "eval_dataset", self._name)
-        gathered = min(count or _RUN, more or count or _RUN)
-        predicts = trainer.compute_metrics is not None
-        generates = predicts and getattr(arguments, "predict_with_generate", False)
-        run = min(gathered, _GENERATING if generates else _RUN)
-        batches = Batches(trainer, samples, batch, count or run, run)
-        with (
-            _gathering(gathered - run, run),
-            _generating_all_tokens(trainer) if generates else nullcontext(),
-            patched(trainer, "compute_metrics", self._metrics()),
-        ):
-            trainer.evaluation_loop(batches, "Evaluation", prediction_loss_only=None if predicts else True)
-        self.notes += (self._note(batch, count, gathered),)
-        if generates:
-            self.notes += (
-                f"its evaluation generates texts of full length; between the first {WHOLE_TOKENS} and the "
-                f"last {WHOLE_TOKENS} tokens only the growth of the key-value cache is traced",
-            )
+    def _load(self, eval_dataset: Any = None) -> "_EvaluationBatches":
+        """Return the batches of an evaluation dataset, given as itself, by its name, or by None."""
+        trainer = self._trainer
+        if isinstance(eval_dataset, str):
+            eval_dataset = trainer.eval_dataset[eval_dataset]
+        return _EvaluationBatches(
+            trainer, trainer.eval_dataset if eval_dataset is None else eval_dataset, self._name
+        )
+
+    def _gathering_all(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `evaluation_loop` that runs the first batches and gathers the results of all batches."""
+
+        def loop(dataloader: "_EvaluationBatches", *args: Any, **kwargs: Any) -> Any:
+            more = dataloader.gathered - dataloader.run
+            with (
+                _gathering(more, dataloader.run),
+                _generating_all_tokens(self._trainer) if dataloader.generates else nullcontext(),
+            ):
+                result = plain(dataloader, *args, **kwargs)
+            self.notes += (self._note(dataloader), *(_GENERATION_NOTES if dataloader.generates else ()))
+            return result
+
+        return loop
+
+    def _calling_back(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `on_evaluate` of callbacks, whose errors become a note, since no scores are computed."""
+
+        def call(args: Any, state: Any, control: Any, metrics: Any) -> Any:
+            try:
+                return plain(args, state, control, metrics)
+            except Exception as error:
+                if reads_values(error):
+                    raise
+                self.notes += (f"{LEFT_OUT_NOTE}callbacks after its evaluation: {sentence_of(error)}",)
+                return control
+
+        return call
 
     def _metrics(self) -> Any:
         """Return a stand-in for `compute_metrics` that computes nothing, or None if the trainer has none."""
         return None if self._trainer.compute_metrics is None else lambda *given, **named: {}
 
-    def _note(self, batch: int, count: int | None, gathered: int) -> str:
-        what = "losses" if self._trainer.compute_metrics is None else "losses, predictions and labels"
+    def _note(self, batches: "_EvaluationBatches") -> str:
+        count, gathered = batches.count, batches.gathered
+        what = "losses, predictions and labels" if batches.predicts else "losses"
         if count is None:
             kept = f"its data has no length, and the {what} of {gathered} batches gather on the GPU"
         else:
             kept = f"the {what} of {gathered:,} of its {count:,} batches gather on the GPU"
         return (
-            f"its evaluation comes before the last step, on batches of {batch:,} of the longest of its "
+            f"its evaluation comes {self._when}, on batches of {batches.batch_size:,} of the longest of its "
             f"samples; {kept}"
         )
+
+
+class _EvaluationBatches(Batches):
+    """The data loader of an evaluation dataset, which yields the batches that run."""
+
+    def __init__(self, trainer: Any, dataset: Any, name: str) -> None:
+        arguments = trainer.args
+        batch, more = arguments.eval_batch_size, arguments.eval_accumulation_steps
+        self.count = ceil(len(dataset) / batch) if hasattr(dataset, "__len__") else None
+        samples = longest_sample(trainer, dataset, "eval_dataset", name)
+        self.gathered = min(self.count or _RUN, more or self.count or _RUN)
+        self.predicts = trainer.compute_metrics is not None
+        self.generates = self.predicts and getattr(arguments, "predict_with_generate", False)
+        self.run = min(self.gathered, _GENERATING if self.generates else _RUN)
+        super().__init__(trainer, samples, batch, self.count or self.run, self.run)
 
 
 @contextmanager

@@ -167,7 +167,7 @@ class _File:
             return self._kind_of_method(self._classes[owner], method)
         function = self._functions.get(name)
         if function is None:
-            return CodeKind.MODEL
+            return self._kind_of_object(owner, method, where)
         if _required(function, given):
             return CodeKind.STEP_FUNCTION
         if not function.decorator_list and not any(_returned(function)):
@@ -177,6 +177,23 @@ class _File:
                 f"{Path(where.rpartition(':')[0]).name}"
             )
         return self._kind_of_results(function)
+
+    def _kind_of_object(self, name: str, method: str, where: str) -> CodeKind:
+        """Return the kind of an object that the file makes at its top level, or MODEL for any other name.
+
+        Raises UsageError for a method of an object that trains.
+        """
+        assigned = (node for node in self._tree.body if isinstance(node, ast.Assign))
+        values = [one.value for one in assigned if name in map(_last_name, one.targets)]
+        kind = self._kind_of_call(values[-1], ()) if values else CodeKind.MODEL
+        if not method:
+            return kind
+        if kind is CodeKind.STEP:
+            raise UsageError(
+                f"{where}: is a method of an object that trains; name the object: --model "
+                f"{where.removesuffix(f'.{method}')}"
+            )
+        return CodeKind.MODEL
 
     def check(self, name: str, where: str) -> None:
         """Raise UsageError if the file lacks `name`, or if a class has a training method but no `forward`."""

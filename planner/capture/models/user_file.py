@@ -25,7 +25,7 @@ from planner.capture.models.own_step import needs_arguments
 from planner.capture.models.sibling_modules import importing_beside
 from planner.capture.models.torchao_weights import prepare_torchao
 from planner.capture.models.torchvision.shim import prepare_torchvision
-from planner.capture.models.transformers.own_trainer import import_trainers, trainers_constructed
+from planner.capture.models.transformers.own_trainer import import_trainers, is_trainer, trainers_constructed
 from planner.capture.process_state import first_line_of, preserve_process_state, raise_interrupt
 from planner.errors import ModelError, UsageError
 from planner.jobs import shown, split_model
@@ -62,6 +62,10 @@ def find_step_in_file(name: str) -> Callable[..., object]:
             owner, method = _owner_of_method(name, value)
             if owner is not None:
                 return getattr(call(owner, **arguments), method)
+            if not callable(value) or is_trainer(value):  # an object that the file has made
+                if arguments:
+                    raise UsageError(f"{name}: is an object already and takes no --model-arg; remove it")
+                return call(lambda: value)
             if not needs_arguments(value, arguments):
                 with trainers_constructed():
                     return call(value, **arguments)

@@ -351,3 +351,15 @@ def test_trainers_that_generate_are_refused_by_name(tmp_path: Path) -> None:
         UsageError, match="a GRPOTrainer trains on texts that a model generates meanwhile, which is not"
     ):
         record(job_of_trainer(tmp_path, code), BATCH, AMPERE)
+
+
+def test_a_trainer_that_the_file_makes_is_planned_by_its_name(tmp_path: Path) -> None:
+    """It is planned as the trainer that a function of the file returns; its methods are refused."""
+    file = tmp_path / "script.py"
+    file.write_text(f"{CODE}\ntrainer = make()\n\nif __name__ == '__main__':\n    trainer.train()\n")
+    named = trace_of(resolve_job(f"{file}:trainer", {}))
+    assert named.events == trace_of(job_of_trainer(tmp_path)).events
+    with pytest.raises(
+        UsageError, match=r"script\.py:trainer\.train: is a method of an object that trains; "
+    ):
+        resolve_job(f"{file}:trainer.train", {})

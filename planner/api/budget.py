@@ -1,7 +1,10 @@
 """Compute the memory budget of a request: the GPU's limits, corrected by stored calibrations."""
 
+from collections.abc import Mapping
+from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -32,9 +35,16 @@ from planner.hardware.calibration import (
     load_folders,
     search_path,
 )
-from planner.jobs import Job, check_count, nearest
+from planner.jobs import Job, check_count, kind_text, nearest
 
 DEFAULT_CONFIDENCE = 0.99
+# The types of options of the GPU, and words for them.
+_TYPES: Mapping[str, tuple[type[Any] | tuple[type[Any], ...], str]] = {
+    "gpu": ((str, Device), "a name, or a Device"),
+    "gpu_mib": (Integral, "a whole number"),
+    "alloc_conf": (str, "a string"),
+    "confidence": (Real, "a number"),
+}
 
 
 def make_budget(options: Options) -> Budget:
@@ -42,7 +52,7 @@ def make_budget(options: Options) -> Budget:
 
     Raises UsageError or DataFileError.
     """
-    _reject_unknown(options)
+    _check_options(options)
     gpu, gpu_mib, cap_mib = options.get("gpu"), options.get("gpu_mib"), options.get("allocator_cap_mib")
     if gpu is not None and gpu_mib is not None:
         raise UsageError("--gpu and --gpu-mib: both say which GPU; give one of them")
@@ -65,12 +75,16 @@ def make_budget(options: Options) -> Budget:
     )
 
 
-def _reject_unknown(options: Options) -> None:
+def _check_options(options: Options) -> None:
+    """Raise UsageError for an unknown option, and for an option of the GPU that has another type."""
     fields = Options.__annotations__
-    for name in options:
+    for name, value in options.items():
         if name not in fields:
             near = nearest(name, fields)
             raise UsageError(f"there is no option {name!r}" + (f"; the nearest: {near}" if near else ""))
+        kinds, words = _TYPES.get(name, (object, ""))
+        if value is not None and (isinstance(value, bool) or not isinstance(value, kinds)) and words:
+            raise UsageError(f"--{name.replace('_', '-')}: {value!r} is {kind_text(value)}; give {words}")
 
 
 def budget_for(budget: Budget, job: Job) -> Budget:

@@ -29,7 +29,8 @@ from .parse import (
     is_argument_name as is_argument_name,
     is_code as is_code, nearest as nearest, argument_texts as argument_texts,
     parse_arguments as parse_arguments, parse_model_arg as parse_model_arg,
-    parse_tensor_spec as parse_tensor_spec, shown as shown, split_model as split_model,
+    parse_tensor_spec as parse_tensor_spec, kind_text as kind_text, shown as shown,
+    split_model as split_model,
 )
 from .conflicts import check_requirements as check_requirements
 from .resolve import (

@@ -5,7 +5,7 @@ from typing import Any
 
 from planner.errors import UsageError
 from planner.jobs.job import Optimizer
-from planner.jobs.parse import is_file_name, nearest, shown
+from planner.jobs.parse import is_file_name, kind_text, nearest, shown
 
 # torch/optim/__init__.py; classes of a newer torch are given by dotted names.
 TORCH_OPTIMIZERS = (
@@ -30,7 +30,7 @@ def parse_optimizer(value: object) -> Optimizer | str:
     text = _dotted_name(value) if isinstance(value, type) else value
     if not isinstance(text, str):
         raise UsageError(
-            f"--optimizer: a {type(text).__name__} is refused; name yours as FILE.py:NAME, or give its class"
+            f"--optimizer: {kind_text(text)} is refused; name yours as FILE.py:NAME, or give its class"
         )
     if text in list(Optimizer):
         return Optimizer(text)

@@ -167,7 +167,7 @@ def split_model(model: str) -> ModelName:
     if model.rpartition(":")[0].endswith(".py") or model.endswith(".py"):
         file = model if model.endswith(".py") else model.rpartition(":")[0]
         raise UsageError(
-            f"{where}: say which callable of the file builds the model or is its training step, such as "
+            f"{where}: say which name in the file is the model, the training step or the Trainer, such as "
             f"{file}:train_step"
         )
     source, colon, name = model.partition(":")
@@ -184,7 +184,7 @@ def split_model(model: str) -> ModelName:
 def parse_loss(text: object) -> Loss | str:
     """Parse a loss, given by its name or as FILE.py:NAME. Raises UsageError."""
     if not isinstance(text, str):
-        raise UsageError(f"--loss: a {type(text).__name__} is refused; name your own as FILE.py:NAME")
+        raise UsageError(f"--loss: {kind_text(text)} is refused; name your own as FILE.py:NAME")
     if text in list(Loss):
         return Loss(text)
     if is_file_name(text, f"--loss: {shown(text)}"):
@@ -219,7 +219,8 @@ def choose(kind: type[E], text: str, what: str) -> E:
 def check_count(what: str, value: object, most: int, least: int = 1) -> int:
     """Return `value` if it is a whole number from `least` to `most`. Raises UsageError otherwise."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise UsageError(f"{what}: {shown(str(value))} is refused; use a whole number from {least} to {most}")
+        problem = "is a string" if isinstance(value, str) else "is refused"
+        raise UsageError(f"{what}: {shown(str(value))} {problem}; use a whole number from {least} to {most}")
     return value
 
 
@@ -234,6 +235,12 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
     spelled = {spelling.lower(): spelling for spelling in names}
     return ", ".join(spelled[near] for near in difflib.get_close_matches(name.lower(), spelled))
+
+
+def kind_text(value: object) -> str:
+    """Return the name of a value's class with its article, such as "an int"."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
 def shown(text: str) -> str:

@@ -68,6 +68,11 @@ def test_python_takes_a_class_of_a_notebook(monkeypatch: pytest.MonkeyPatch) -> 
         ({"zzz": 3}, "there is no option 'zzz'"),
         ({"input": (3, 8, 8)}, "tensor 3: write one sample as a text, such as '3x224x224' or '128:int64'"),
         ({"target": 5}, "tensor 5: write one sample as a text, such as '3x224x224' or '128:int64'"),
+        ({"gpu": 4090}, "--gpu: 4090 is an int; give a name, or a Device"),
+        ({"gpu": None, "gpu_mib": "24000"}, "--gpu-mib: '24000' is a str; give a whole number"),
+        ({"confidence": "0.9"}, "--confidence: '0.9' is a str; give a number"),
+        ({"alloc_conf": 5}, "--alloc-conf: 5 is an int; give a string"),
+        ({"steps": "3"}, "--steps: '3' is a string; use a whole number from 1 to 100"),
     ],
 )
 def test_python_refuses_what_would_mean_nothing(options: dict[str, Any], message: str) -> None:
@@ -75,8 +80,10 @@ def test_python_refuses_what_would_mean_nothing(options: dict[str, Any], message
     for call in (planner.estimate, planner.max_batch, planner.gpus, planner.explain, planner.advise):
         batch = {} if call is planner.max_batch else {"batch": 2}
         card = {} if call is planner.gpus else {"gpu": "L4"}
+        if call is planner.gpus and {"gpu", "gpu_mib"} & options.keys():
+            continue  # it takes neither
         with pytest.raises(UsageError) as caught:
-            call("torchvision:alexnet", **batch, **card, **options)
+            call("torchvision:alexnet", **batch, **{**card, **options})
         assert str(caught.value) == message
 
 
@@ -113,7 +120,7 @@ def test_python_takes_jobs_and_devices(toy_trace: Path) -> None:
 @pytest.mark.parametrize(
     ("factory", "line"),
     [
-        (lambda: 3, "<lambda>: gives a int, not an nn.Module; name a callable that returns one"),
+        (lambda: 3, "<lambda>: gives an int, not an nn.Module; name a callable that returns one"),
         (
             lambda: 1 // 0,
             "<lambda>: its constructor fails: ZeroDivisionError: integer division or modulo by zero; "

@@ -48,7 +48,7 @@ def test_without_a_gpu_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
             ModelError,
             "a probe died with code 7, its last words: nothing",
         ),
-        ("make = lambda: 3", ModelError, "gives a int, not an nn.Module; name a callable that returns one"),
+        ("make = lambda: 3", ModelError, "gives an int, not an nn.Module; name a callable that returns one"),
         ("make = lambda: [][1]", ModelError, "its constructor fails: IndexError: list index out of range"),
         ("made = 1", UsageError, "net.py has no model 'make'"),
         (

@@ -188,7 +188,7 @@ def test_model_name_is_taken_apart(model: str, parts: tuple[str, str]) -> None:
 
 
 WHICH_OF_FILE = (
-    "say which callable of the file builds the model or is its training step, such as net.py:train_step"
+    "say which name in the file is the model, the training step or the Trainer, such as net.py:train_step"
 )
 
 

@@ -46,7 +46,7 @@ def test_names(given: object, name: str) -> None:
             "--optimizer: unknown value 'adma'; the nearest: Adamax, Adam, RAdam; any class of "
             "torch.optim, a dotted name such as bitsandbytes.optim.AdamW8bit, or FILE.py:NAME",
         ),
-        (3, "--optimizer: a int is refused; name yours as FILE.py:NAME, or give its class"),
+        (3, "--optimizer: an int is refused; name yours as FILE.py:NAME, or give its class"),
         (
             type("Own", (torch.optim.SGD,), {"__module__": "__main__"}),
             "--optimizer: the class Own cannot be imported; name it as FILE.py:NAME",

@@ -11,7 +11,7 @@ from planner.capture.models.meta_init import construct_on_meta
 from planner.capture.models.user_file import open_file
 from planner.capture.process_state import foreign_errors, message_of
 from planner.errors import ModelError, UsageError
-from planner.jobs import Job, Mode, is_code
+from planner.jobs import Job, Mode, is_code, kind_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Criterion:
         """Return the loss of an output. Raises ModelError if the callable does not return a tensor."""
         loss = self.call(output, target) if self.takes_target else self.call(output)
         if not isinstance(loss, Tensor):
-            raise ModelError(f"loss {self.name}: gives a {type(loss).__name__}; return the loss as a tensor")
+            raise ModelError(f"loss {self.name}: gives {kind_text(loss)}; return the loss as a tensor")
         return loss
 
     @property
@@ -69,7 +69,7 @@ def build_criterion(job: Job) -> Criterion | None:
         else:
             made = construct_on_meta(lambda: loss) if isinstance(loss, nn.Module) else loss
     if not callable(made):
-        raise ModelError(f"loss {name}: expected a callable, got a {type(made).__name__}; name a function")
+        raise ModelError(f"loss {name}: expected a callable, got {kind_text(made)}; name a function")
     return _checked(made, name, job)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from planner.jobs import Loss, is_code
+from planner.jobs import Loss, is_code, kind_text
 
 MOST_NAMED = 6  # entries of an output that a note names
 
@@ -58,7 +58,7 @@ def _entries(output: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(output, list | tuple):
         yield from ((f"output[{place}]", value) for place, value in enumerate(output))
     else:
-        yield f"a {type(output).__name__}", output
+        yield f"{kind_text(output)}", output
 
 
 def floating_leaves(value: Any) -> list[Tensor]:

@@ -23,7 +23,7 @@ from planner.capture.models.libraries import unknown_name
 from planner.capture.models.user_file import open_beside_model
 from planner.capture.process_state import first_line_of, foreign_errors
 from planner.errors import ModelError, PlannerError, UsageError
-from planner.jobs import Job, Mode, Optimizer, OptimizerImpl, is_optimizer_file
+from planner.jobs import Job, Mode, Optimizer, OptimizerImpl, is_optimizer_file, kind_text
 
 _MODEL_NAMES = ("model", "module", "net", "network")  # of a function's first argument, if it is the model
 _DISTRIBUTIONS = {"lion_pytorch": "lion-pytorch"}  # packages that `pip install` knows by another name
@@ -166,7 +166,7 @@ def _of_file(job: Job) -> _Make:
     value, call_in_file = open_beside_model(str(job.loop.optimizer), "optimizer", job.model.origin)
     if not callable(value):
         raise UsageError(
-            f"--optimizer {job.loop.optimizer}: is a {type(value).__name__}; name a class or a function of "
+            f"--optimizer {job.loop.optimizer}: is {kind_text(value)}; name a class or a function of "
             "the parameters or the model"
         )
 
@@ -230,7 +230,7 @@ def _checked(made: Any, job: Job) -> AnyOptimizer:
     found = tuple(_optimizers_in(made, job))
     if not found:
         raise UsageError(
-            f"--optimizer {job.loop.optimizer}: gives a {type(made).__name__}; return an optimizer or several"
+            f"--optimizer {job.loop.optimizer}: gives {kind_text(made)}; return an optimizer or several"
         )
     for one in found:
         if needs_closure(one):
@@ -255,7 +255,7 @@ def _optimizers_in(made: Any, job: Job) -> Iterator[optim.Optimizer]:
             yield from _optimizers_in(one, job)
     elif not isinstance(made, LRScheduler | str | int | float | None):
         raise UsageError(
-            f"--optimizer {job.loop.optimizer}: gives a {type(made).__name__}, which is no "
+            f"--optimizer {job.loop.optimizer}: gives {kind_text(made)}, which is no "
             "torch.optim.Optimizer; return an optimizer or several"
         )
 

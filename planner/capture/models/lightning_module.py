@@ -17,7 +17,7 @@ from torch import Tensor, nn, optim
 
 from planner.capture.models.own_step import StepModule, unpacks_one
 from planner.errors import ModelError
-from planner.jobs import Job, Loss, Mode
+from planner.jobs import Job, Loss, Mode, kind_text
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 _LOGGERS = ("lightning.pytorch.utilities.rank_zero", "pytorch_lightning.utilities.rank_zero")
@@ -36,8 +36,8 @@ def train_by_lightning(module: object, job: Job) -> nn.Module:
     """
     package = lightning_package_of(module)
     if package is None or not isinstance(module, nn.Module):
-        kind = type(module).__name__
-        raise ModelError(f"{job.model.name}: gives a {kind}, not a LightningModule; name another --loss")
+        kind = kind_text(module)
+        raise ModelError(f"{job.model.name}: gives {kind}, not a LightningModule; name another --loss")
     core: Any = module
     with _silent():
         trainer = importlib.import_module(package).Trainer(accelerator="cpu", devices=1, barebones=True)

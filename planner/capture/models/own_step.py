@@ -21,6 +21,7 @@ from torch import Tensor, nn, optim
 
 from planner.capture.cuda.callers import modules_of_users
 from planner.errors import ModelError, UsageError
+from planner.jobs import kind_text
 
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _MOST_VALUES = 20_000  # the search looks into at most this many values
@@ -103,7 +104,7 @@ def make_step(made: object, name: str) -> nn.Module:
     if inspect.isroutine(made) or isinstance(made, functools.partial):
         return StepModule(made, made, name)
     raise ModelError(
-        f"{name}: gives a {type(made).__name__} without step(batch); return an object with that method, or "
+        f"{name}: gives {kind_text(made)} without step(batch); return an object with that method, or "
         "the function itself"
     )
 

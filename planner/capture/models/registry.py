@@ -30,7 +30,7 @@ from planner.capture.models.transformers.own_trainer import TrainerModule, is_tr
 from planner.capture.models.user_file import find_in_file, find_step_in_file
 from planner.capture.process_state import first_line_of, foreign_errors, message_of
 from planner.errors import ModelError, UsageError
-from planner.jobs import Job, Mode, check_evaluated, parse_tensor_spec, shown, split_model
+from planner.jobs import Job, Mode, check_evaluated, kind_text, parse_tensor_spec, shown, split_model
 
 Constructor = Callable[..., object]
 
@@ -91,8 +91,8 @@ def construct_model(
     with foreign_errors(explain), calling_libraries(job):
         model = (run or construct_on_meta)(construct)
     if not isinstance(model, nn.Module):
-        kind = type(model).__name__
-        problem = f"{job.model.name}: gives a {kind}, not an nn.Module; name a callable that returns one"
+        kind = kind_text(model)
+        problem = f"{job.model.name}: gives {kind}, not an nn.Module; name a callable that returns one"
         is_step = callable(getattr(model, "step", None)) or inspect.isroutine(model)
         raise ModelError(f"{problem}, or add --mode step for its training step" if is_step else problem)
     return model

@@ -177,12 +177,12 @@ def test_a_file_has_a_class_or_a_function_of_parameters(file: Path, name: str, m
         (
             "FILE:number",
             "foreach",
-            "--optimizer FILE:number: gives a int; return an optimizer or several",
+            "--optimizer FILE:number: gives an int; return an optimizer or several",
         ),
         (
             "FILE:three",
             "foreach",
-            "--optimizer FILE:three: is a int; name a class or a function of the parameters or the model",
+            "--optimizer FILE:three: is an int; name a class or a function of the parameters or the model",
         ),
         (
             "FILE:of_parameters",

@@ -334,7 +334,7 @@ def test_a_batch_is_passed_as_a_loader_gives_it(tmp_path: Path, body: str, passe
             "class T:\n    def step(self, x): ...",
             "its step takes x and holds no nn.Module or optimizer that can be found",
         ),
-        ("def make():\n    return 3", "gives a int without step"),
+        ("def make():\n    return 3", "gives an int without step"),
         (STEP.replace("step(self, batch)", "step(self, a, b, c)"), "takes a, b, c; 2 tensors are given"),
     ],
 )

@@ -229,7 +229,7 @@ def test_lists_reach_the_constructor_as_lists(tmp_path: Path) -> None:
         ),
         (
             "def net():\n    return 5\n",
-            "{model}: gives a int, not an nn.Module; name a callable that returns one",
+            "{model}: gives an int, not an nn.Module; name a callable that returns one",
         ),
         (
             "def net():\n    raise ValueError('no\\nway')\n",

@@ -19,7 +19,7 @@ from planner.capture.models.transformers.own_trainer import is_trainer, trainers
 from planner.capture.models.transformers.trainer_batches import longest_sample, tensors_of
 from planner.capture.process_state import preserve_process_state
 from planner.errors import ModelError, UsageError
-from planner.jobs import Job, Mode
+from planner.jobs import Job, Mode, kind_text
 
 _SHARED = ("train_dataset", "eval_dataset", "processing_class", "_memory_tracker", "model_init")
 _MADE_ANEW = ("args", "accelerator", "gather_function", "callback_handler", "optimizer", "lr_scheduler")
@@ -32,7 +32,7 @@ def check_trainer(trainer: object) -> None:
     """Raise UsageError if an object is no Trainer of transformers or TRL."""
     if not is_trainer(trainer):
         raise UsageError(
-            f"expected a Trainer of transformers or TRL, got a {type(trainer).__name__}; for a loop of your "
+            f"expected a Trainer of transformers or TRL, got {kind_text(trainer)}; for a loop of your "
             "own with accelerate use plan_batch_size"
         )
 

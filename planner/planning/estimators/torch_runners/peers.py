@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from planner.capture import build_model, empty_batch
 from planner.errors import ModelError
-from planner.jobs import Job
+from planner.jobs import Job, kind_text
 from planner.planning.estimators.formula import FLOAT_BYTES
 from planner.planning.estimators.methods import Method
 from planner.planning.estimators.peers import (
@@ -66,7 +66,7 @@ def estimate_by_torchsummary(job: Job, batch: int, build: Build = build_model) -
     def hook(module: nn.Module, args: tuple[Any, ...], output: object) -> None:
         if not (args and isinstance(args[0], Tensor) and isinstance(output, Tensor) and output.dim()):
             raise ModelError(
-                f"{job.model.name}: torchsummary knows single tensors only, and a {type(module).__name__} "
+                f"{job.model.name}: torchsummary knows single tensors only, and {kind_text(module)} "
                 "takes or gives something else; use --method trace"
             )
         outputs.append(batch * prod(output.shape[1:]))

@@ -57,7 +57,7 @@ class Entry(msgspec.Struct, frozen=True):
             for step in error.path:
                 place = place.mapping()[step] if isinstance(step, str) else place.items()[step]
             unquoted = "expected a string" in error.what and not place.node.tag.endswith(":str")
-            hint = "; quote it if it looks like a number" if unquoted else ""
+            hint = "; write it in quotes, without which YAML reads another type" if unquoted else ""
             raise place.broken(error.what + hint) from None
 
     def plain(self) -> Any:

@@ -82,7 +82,7 @@ BROKEN = [
     (
         "name: Test 8GB",
         "name: 8",
-        "line 1, name: expected a string, got 8; quote it if it looks",
+        "line 1, name: expected a string, got 8; write it in quotes",
     ),
     ("name: Test 8GB\n", "", "line 1: missing name"),
     (

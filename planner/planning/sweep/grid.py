@@ -9,7 +9,7 @@
       amp: {optimizer: adamw, precision: amp-fp16, memory_format: channels_last}
     gpus: [RTX 4090, L4, 24000, words: H100]   # names, totals in MiB, words of `planner devices`; or all
 
-`about` and all three lists are required. docs/sweep.md has the rest.
+All three lists are required. docs/sweep.md has the rest.
 """
 
 from collections.abc import Collection, Mapping
@@ -80,7 +80,7 @@ def load_grid(
     code, is invalid unless `sources` contains "file".
     """
     top = read_entry(path)
-    parts = top.children(("about", "models", "recipes", "gpus"))
+    parts = top.children(("models", "recipes", "gpus"), optional=("about",))
     models = tuple(_model(item, catalogue, sources) for item in read_items(parts["models"]))
     recipes = tuple(_recipe(name, entry, sources) for name, entry in parts["recipes"].mapping().items())
     gpus = _gpus(parts["gpus"])
@@ -90,7 +90,8 @@ def load_grid(
         raise parts["recipes"].broken("expected a recipe, such as sgd: {}")
     if len(models) * len(recipes) * len(gpus) > MOST_CELLS:
         raise top.broken(f"more than {MOST_CELLS:,} cells; split it into several files")
-    return Grid(parts["about"].text(), models, recipes, gpus)
+    about = parts["about"].text() if "about" in parts else path.name
+    return Grid(about, models, recipes, gpus)
 
 
 def _model(item: Entry, catalogue: Mapping[str, CatalogueEntry], sources: Collection[str]) -> NamedModel:

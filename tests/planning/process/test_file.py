@@ -130,7 +130,7 @@ HEAD = "models:\n  net: tiny\n  far: torchvision:resnet18\nsteps:\n"
         (HEAD + "  - sumary: {model: net}", " line 5, steps[0].sumary", "unknown step; known are heading,"),
         (HEAD + "  - {print: a, heading: b}", " line 5, steps[0]", "a step is one word, or one key"),
         (HEAD + "  - []", " line 5, steps[0]", "expected keys with values, got a list"),
-        (HEAD + "  - print: 5", " line 5, steps[0].print", "expected a string, got 5; quote it"),
+        (HEAD + "  - print: 5", " line 5, steps[0].print", "expected a string, got 5; write it"),
         (HEAD + '  - print: "a\\nb"', " line 5, steps[0].print", "expected one line"),
         (HEAD + "  - define: 10x10", " line 5, steps[0].define", "expected NAME=SHAPE[:DTYPE]"),
         (

@@ -159,7 +159,12 @@ def test_a_file_is_read_whole(tmp_path: Path) -> None:
         ("L4, 8000", "L4, l4", "line 7, gpus: 'L4 24GB' stands here twice"),
         ("[L4, 8000]", "[words: abacus]", "line 7, gpus[0].words: no GPU of the database has these words"),
         ("[L4, 8000]", "[]", "line 7, gpus: the list is empty"),
-        ("about: a small grid", "", "line 3: missing about"),
+        ("gpus: [L4, 8000]", "", "line 2: missing gpus"),
+        (
+            "sgd: {}",
+            "sgd: {optimizer: no}",
+            "line 5, recipes.sgd.optimizer: expected a string, got 'no'; write it",
+        ),
     ],
 )
 def test_errors_of_a_file_name_their_place(tmp_path: Path, old: str, new: str, message: str) -> None:

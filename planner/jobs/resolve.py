@@ -121,7 +121,8 @@ def _is_of(job: Job, source: str) -> bool:
 def merge_job(base: Job, options: Mapping[str, Any]) -> Job:
     """Return `base` overridden by options named as in `JOB_FIELDS`.
 
-    None and empty lists count as not given. Raises UsageError for an invalid value.
+    None and empty lists count as not given. Raises UsageError for an invalid value, and for an option of
+    training together with a mode that does not train.
     """
     given = {name: value for name, value in options.items() if value not in (None, (), [])}
     given |= {name: option.read(given[name]) for name, option in FIELD_OPTIONS.items() if name in given}
@@ -136,7 +137,9 @@ def merge_job(base: Job, options: Mapping[str, Any]) -> Job:
         given["optimizer_args"] = tuple((kept | dict(given["optimizer_args"])).items())
     elif given.get("optimizer", base.loop.optimizer) != base.loop.optimizer:
         given["optimizer_args"] = ()  # they belong to another optimizer
-    if "precision" in given:
+    if given.get("mode", Mode.TRAIN) not in (Mode.TRAIN, Mode.STEP):
+        base = _without_training(base, given)
+    elif "precision" in given and base.loop.mode in (Mode.TRAIN, Mode.STEP):
         given.setdefault("grad_scaler", given["precision"] is Precision.AMP_FP16)
     if given.get("eval_batch") or given.get("eval_input"):
         given["evaluate"] = True
@@ -302,6 +305,28 @@ _OF_THE_LOOP = (
     *("clip_gradients", "ema", "evaluate", "eval_batch", "eval_input", "ddp", "ddp_bucket_view", "freeze"),
     "train_only",
 )
+
+
+# The options that have an effect in training alone.
+_OF_TRAINING = (
+    *("zero_grad", "keep_grads", "grad_scaler", "backward_in_autocast", "offload", "accumulate"),
+    *("clip_gradients", "ema", "evaluate", "eval_batch", "eval_input", "ddp", "ddp_bucket_view"),
+)
+
+
+def _without_training(base: Job, given: Mapping[str, Any]) -> Job:
+    """Return `base` with the defaults of options that have an effect in training alone.
+
+    Raises UsageError if such an option is given.
+    """
+    defaults = {name: Job.create("").value(name) for name in _OF_TRAINING}
+    for name, default in defaults.items():
+        if given.get(name, default) != default:
+            problem = f"{FIELD_OPTIONS[name].flag} with --mode {given['mode']}"
+            raise UsageError(
+                f"{base.model.name}: {problem} has no effect, since nothing is trained; remove it"
+            )
+    return base.replace(**defaults)
 
 
 def _refuse_changed(job: Job, names: Sequence[str], what: str) -> None:

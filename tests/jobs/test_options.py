@@ -203,6 +203,14 @@ def test_what_is_not_planned_with_fsdp_is_refused(options: dict[str, Any], words
             "--quantize int4-weight-only with --mode train fails in torchao: its products have no gradients",
         ),
         ({"mode": "step", "peft": "lora"}, "a step of your own with --peft is not planned: the file makes"),
+        (
+            {"mode": "infer", "ema": True},
+            "--ema with --mode infer has no effect, since nothing is trained; remo",
+        ),
+        (
+            {"mode": "forward", "accumulate": 2},
+            "--accumulate with --mode forward has no effect, since nothing",
+        ),
     ],
 )
 def test_changes_that_no_model_takes_are_refused(options: dict[str, Any], words: str) -> None:
@@ -233,3 +241,10 @@ def test_adagrad_is_fused_on_cuda_since_torch_2_12(version: str) -> None:
     assert resolve_job("torchvision:resnet18", {}, **fused, torch=version).loop.optimizer_impl == "fused"
     with pytest.raises(UsageError, match="with --torch 2.11 fails in torch: before 2.12 Adagrad"):
         resolve_job("torchvision:resnet18", {}, **fused, torch="2.11")
+
+
+def test_inference_of_a_recipe_of_training_has_no_options_of_training() -> None:
+    """A job of the catalogue that trains may be planned for inference, whose job names no loss scaling."""
+    catalogue = load_catalogue()
+    job = resolve_job("vit_b_16", catalogue, mode="infer", precision="amp-fp16").loop
+    assert (job.grad_scaler, job.ema, job.accumulate) == (False, False, 1)

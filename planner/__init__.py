@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .api.max_batch import MaxBatchResult as MaxBatchResult, max_batch as max_batch
     from .api.max_size import MaxSizeResult as MaxSizeResult, max_size as max_size
     from .api.serve import ServeResult as ServeResult, serve as serve
+    from .api.varying import VaryingResult as VaryingResult
     from .api.watch import watch as watch
     from .errors import DoesNotFitError as DoesNotFitError
     from .hardware import Device as Device

@@ -154,6 +154,7 @@ def test_unknown_name() -> None:
         "MaxBatchResult",
         "MaxSizeResult",
         "ServeResult",
+        "VaryingResult",
         "advise",
         "advise_cluster",
         "check",

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from planner import advise, estimate, explain, gpus, max_batch
 from planner.allocator.replay import replay_trace
 from planner.api.compare import compare
+from planner.capture.loop import batches as loop_batches
 from planner.capture.techniques import recipe
 from planner.errors import UsageError
 from planner.hardware.calibration.lookup import is_same_job
@@ -68,7 +69,8 @@ def really_run(job: Job, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> T
     def batches(model: nn.Module, job: Job, batch: int) -> Callable[[], object]:
         return lambda: usual(model, job, next(coming))()
 
-    monkeypatch.setattr(recipe, "batch_loader", batches)
+    for module in (recipe, loop_batches):
+        monkeypatch.setattr(module, "batch_loader", batches)
     trace = trace_of(Net, job, BATCH)
     assert next(coming, None) is None
     return trace

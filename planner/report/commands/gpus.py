@@ -74,7 +74,7 @@ def _answer(table: FleetTable) -> Entry:
     if table.batch is None:
         best = sum(1 for fit in table.fits if fit.max_batch)
         multiple = f", a multiple of {table.multiple_of}" if table.multiple_of > 1 else ""
-        return Entry("Largest batch", f"of {count} GPUs {sure}{multiple}; {best} of them run the job")
+        return Entry("Largest batch", f"on each of {count} GPUs {sure}{multiple}; {best} of them run the job")
     return Entry("Batch", f"{table.batch}: {count} of {count + table.left_out} GPUs run it {sure}")
 
 

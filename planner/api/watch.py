@@ -1,18 +1,20 @@
 """Diagnose CUDA out-of-memory errors that are raised in a part of a program."""
 
+import importlib
 import sys
 import time
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from planner.api.diagnose import DiagnoseResult, diagnose
 from planner.errors import reason_of
-from planner.planning.diagnosis import diagnose_log
+from planner.planning.diagnosis import Cause, Diagnosis, diagnose_log
 
 _MOST_ENTRIES = 200_000  # events that torch keeps; a step of a large model has some 20,000
 
@@ -21,34 +23,44 @@ _MOST_ENTRIES = 200_000  # events that torch keeps; a step of a large model has 
 def watch(folder: str | PathLike[str] = ".", *, record: bool = False) -> Iterator[None]:
     """Write a memory snapshot and warn with a diagnosis if the context raises a CUDA out-of-memory error.
 
-    The error is raised unchanged; a failed snapshot or diagnosis is a part of the warning. Without `record`
-    nothing runs before an error, the snapshot has the blocks at the time of the error, and the diagnosis
-    rests on the message and traceback of the error. With `record` torch, if it is imported on entry, records
-    each allocation in the context (`torch.cuda.memory._record_memory_history`), which takes time and host
-    memory; snapshot and diagnosis then have the history too. The snapshot is `out-of-memory-TIME.pickle` in
-    `folder`.
+    The error is torch's OutOfMemoryError, or a RuntimeError that says or was caused by the same. It is raised
+    unchanged; a failed snapshot or diagnosis is a part of the warning. Without `record` nothing runs before
+    an error, the snapshot has the blocks at the time of the error, and the diagnosis rests on the message and
+    traceback of the error. With `record` torch is imported and records each allocation in the context
+    (`torch.cuda.memory._record_memory_history`), which takes time and host memory, unless it already records;
+    snapshot and diagnosis then have the history too. The snapshot is `out-of-memory-TIME.pickle` in `folder`,
+    or `out-of-memory-TIME-2.pickle` if another error or process has that name, and so on.
     """
-    if record:
-        _record(_MOST_ENTRIES)
+    with ExitStack() as recording:
+        if record:
+            recording.enter_context(_recording())
+        try:
+            yield
+        except Exception as error:
+            with suppress(Exception):  # warnings may be errors
+                found = _diagnose_error(error)
+                if found is not None:
+                    _warn(found, Path(folder), record)
+            raise
+
+
+@contextmanager
+def _recording() -> Iterator[None]:
+    """Record allocations in the context; do nothing without a GPU, or if torch already records them."""
+    torch: Any = importlib.import_module("torch")
+    if not torch.cuda.is_available():
+        yield
+        return
+    torch.cuda.init()  # else the next call ends the process by a signal; it makes no context on a GPU
+    if getattr(torch._C, "_cuda_isHistoryEnabled", bool)():  # since torch 2.1
+        yield
+        return
+    torch.cuda.memory._record_memory_history("all", max_entries=_MOST_ENTRIES)
     try:
         yield
-    except Exception as error:
-        if _is_out_of_memory(error):
-            with suppress(Exception):  # warnings may be errors
-                _warn(error, Path(folder), record)
-        raise
     finally:
-        if record:
-            with suppress(Exception):
-                _record(None)
-
-
-def _record(most_entries: int | None) -> None:
-    """Start to record allocations, or stop if `most_entries` is None; do nothing without torch or a GPU."""
-    cuda = _cuda()
-    if cuda is not None and cuda.is_available():
-        enabled = None if most_entries is None else "all"
-        cuda.memory._record_memory_history(enabled, max_entries=most_entries or 1)
+        with suppress(Exception):
+            torch.cuda.memory._record_memory_history(None)
 
 
 def _cuda() -> Any:
@@ -56,29 +68,51 @@ def _cuda() -> Any:
     return getattr(sys.modules.get("torch"), "cuda", None)
 
 
-def _is_out_of_memory(error: Exception) -> bool:
-    kind = getattr(_cuda(), "OutOfMemoryError", None)
-    return isinstance(kind, type) and isinstance(error, kind)
+def _diagnose_error(error: Exception) -> Diagnosis | None:
+    """Return the diagnosis of an error's message and traceback, or None if no GPU was out of memory.
+
+    An OutOfMemoryError without a message of PyTorch's allocator has the cause UNKNOWN.
+    """
+    if _cuda() is None or not isinstance(error, RuntimeError):
+        return None
+    found = diagnose_log("".join(traceback.format_exception(error)).splitlines())
+    if isinstance(error, _cuda().OutOfMemoryError):
+        reason = "the error has no message of PyTorch's allocator, so that it decides nothing"
+        return found or Diagnosis("error", Cause.UNKNOWN, reason)
+    return None if found is None or found.is_of_host else found
 
 
-def _warn(error: Exception, folder: Path, record: bool) -> None:
-    """Write a memory snapshot to `folder`, and warn with the file's path and a diagnosis of the error."""
-    begin = time.perf_counter()
-    path = folder / f"out-of-memory-{time.strftime('%Y%m%d-%H%M%S')}.pickle"
-    told = f"memory snapshot written to {path}"
+def _warn(of_message: Diagnosis, folder: Path, record: bool) -> None:
+    """Write a memory snapshot to `folder`, and warn with the file's path and a diagnosis.
+
+    The history of the snapshot is diagnosed if it has been recorded and has a failed request, else the
+    message.
+    """
+    answer = str(DiagnoseResult("", of_message, 0.0))
     try:
-        _cuda().memory._dump_snapshot(str(path))
+        path = _write_snapshot(folder)
     except Exception as problem:
-        told = f"no memory snapshot is written to {path}: {reason_of(problem)}"
-    try:
-        answer = str(diagnose(path)) if record else _of_message(error, begin)
-    except Exception as problem:
-        answer = f"no diagnosis: {reason_of(problem)}"
+        told = f"no memory snapshot is written to {folder}: {reason_of(problem)}"
+    else:
+        told = f"memory snapshot written to {path}"
+        with suppress(Exception):
+            by_history = diagnose(path) if record else None
+            if by_history is not None and by_history.diagnosis.requested_bytes is not None:
+                answer = str(by_history)
     warnings.warn(f"planner.watch: {told}\n{answer}", stacklevel=4)
 
 
-def _of_message(error: Exception, begin: float) -> str:
-    found = diagnose_log("".join(traceback.format_exception(error)).splitlines())
-    if found is None:
-        return "the error has no message of PyTorch's allocator, so that it decides nothing"
-    return str(DiagnoseResult("", found, time.perf_counter() - begin))
+def _write_snapshot(folder: Path) -> Path:
+    """Write a memory snapshot to a new file in `folder`, and return the file's path."""
+    name = f"out-of-memory-{time.strftime('%Y%m%d-%H%M%S')}"
+    for number in count(1):
+        path = folder / (f"{name}.pickle" if number == 1 else f"{name}-{number}.pickle")
+        with suppress(FileExistsError):
+            path.open("xb").close()  # other ranks, and earlier errors, write to the same folder
+            break
+    try:
+        _cuda().memory._dump_snapshot(str(path))
+    except BaseException:
+        path.unlink()
+        raise
+    return path

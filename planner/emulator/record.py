@@ -39,7 +39,8 @@ class OutOfMemory(Struct, frozen=True):
     """A failed allocation: its place in the script, its size, its effect, and other processes on the GPU."""
 
     step: int  # number of the optimizer step that would have ended next, from 1
-    phase: str  # "backward", "loading", "between steps", "evaluation"; empty elsewhere, as in forward passes
+    # "backward", "optimizer", "loading", "between steps", "evaluation"; empty elsewhere, as in forward passes
+    phase: str
     module: str  # dotted name, empty if no module was running
     line: str  # FILE:LINE of the script, empty if the script was not on the stack
     requested_bytes: int

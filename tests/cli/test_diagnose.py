@@ -173,10 +173,12 @@ def test_a_record_of_a_run(tmp_path: Path, capsys: Capture) -> None:
     file = tmp_path / "run.json"
     file.write_text(json.dumps(record))
     fields = answer(file, capsys)
-    assert (fields["cause"], fields["site"]) == ("growth", {"line": "a.py:9, net.0", "operator": "forward"})
+    assert (fields["cause"], fields["site"]) == (
+        "growth",
+        {"line": "a.py:9, module net.0", "operator": "forward"},
+    )
     assert fields["reason"] == (
-        "the peak rises by at least 100.0 MiB a step, from 1,100.0 MiB in step 1 to 1,600.0 MiB in "
-        "step 6; the "
+        "the peak rises 4 times and never falls, from 1,200.0 MiB in step 2 to 1,600.0 MiB in step 6; the "
         "memory ends in step 7, forward"
     )
 

@@ -42,3 +42,17 @@ def test_a_refused_allocation_keeps_no_variable_alive_that_the_script_lets_go() 
     _, deleted, kept, was_gone_at_once = Block()()
     assert was_gone_at_once
     assert (deleted(), kept()) == (None, None)
+
+
+class Refused(torch.optim.SGD):
+    """An optimizer whose step looks for its place, as when its state is refused."""
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        """Note the phase."""
+        self.phase = place(torch)["phase"]
+
+
+def test_a_refused_allocation_of_an_optimizer_names_its_phase() -> None:
+    optimizer = Refused(nn.Linear(1, 1).parameters())
+    optimizer.step()
+    assert (optimizer.phase, place(torch)["phase"]) == ("optimizer", "")

@@ -27,7 +27,8 @@ def place(torch: Any) -> dict[str, Any]:
     """Return the phase, module and script line that run in this thread.
 
     In a thread that runs no script, which is autograd's, the phase is "backward", the module is "" and the
-    line is the main thread's. In other threads the phase is "". No frame is held after the return, since a
+    line is the main thread's. In other threads the phase is "optimizer" if an optimizer's step runs, and no
+    module, else "". No frame is held after the return, since a
     frame keeps the tensors in its variables alive. So the list of frames begins with the caller's frame: only
     Python's garbage collector would free a list that holds this function's own frame.
     """
@@ -37,11 +38,13 @@ def place(torch: Any) -> dict[str, Any]:
         main = sys._current_frames().get(threading.main_thread().ident or 0)
         frames = _frames(main) if main is not None else []
     frames.reverse()  # the outermost first
-    return {
-        "phase": "backward" if in_backward else "",
-        "module": "" if in_backward else _module_path(torch, frames),
-        "line": line_of(frames),
-    }
+    module = "" if in_backward else _module_path(torch, frames)
+    in_step = not module and any(
+        frame.f_code.co_name == "step" and isinstance(_first_argument(frame), torch.optim.Optimizer)
+        for frame in frames
+    )
+    phase = "backward" if in_backward else "optimizer" if in_step else ""
+    return {"phase": phase, "module": module, "line": line_of(frames)}
 
 
 def line_of_caller() -> str:

@@ -1,12 +1,25 @@
 """Diagnose the JSON record of `planner run`."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from planner.planning.diagnosis.diagnosis import Cause, Diagnosis, Held, Place, names_evaluation, size_text
 
 _PHASES = {"loading": "before any module ran", "between steps": "before its first module"}
-_GROWING_STEPS = 3  # after the first, whose peak has no earlier step's memory
+_LEAST_LEVELS = 3  # while memory grows, no level lasts for more than a third of the steps
+
+
+class _Level(NamedTuple):
+    """Consecutive optimizer steps of equal peaks."""
+
+    first: int
+    last: int
+    peak_bytes: int
+
+    @property
+    def steps(self) -> int:
+        """Return the number of steps."""
+        return self.last - self.first + 1
 
 
 def diagnose_run(record: Mapping[str, Any]) -> Diagnosis:
@@ -18,34 +31,33 @@ def diagnose_run(record: Mapping[str, Any]) -> Diagnosis:
     source = f"record of planner run on an emulated {gpu}"
     peaks = _bytes(record["peak_allocated_mib"]), _bytes(record["peak_reserved_mib"])
     if not isinstance(failure, dict):
-        reason = "the run did not run out of memory"
+        reason = "no failed request ended the command; the record has none whose error a script handles"
         if record.get("exit_code"):
             reason += f"; the command ended with exit code {record['exit_code']}"
         return Diagnosis(source, Cause.NO_FAILURE, reason, None, *peaks)
     requested = _bytes(failure["requested_mib"])
-    steps = [step for step in record["steps"] if step["first"] == step["last"]]
-    levels = [_bytes(step["peak_allocated_mib"]) for step in steps]
     phase, module = str(failure.get("phase") or ""), str(failure.get("module") or "")
-    place = Place(", ".join(filter(None, (str(failure.get("line") or ""), module))), f"{phase}".strip())
+    code = str(failure.get("line") or ""), f"module {module}" if module else ""
+    place = Place(", ".join(filter(None, code)), phase)
     where = f"step {failure['step']}, {_PHASES.get(phase, phase) or 'phase not known'}"
-    growth = _growth(levels)
-    if growth is not None and levels[-1] - levels[0] >= requested:
+    growing = _growing(_levels(record["steps"]))
+    if growing and growing[-1].peak_bytes - growing[0].peak_bytes >= requested:
         cause = Cause.GROWTH
+        low, high = growing[0], growing[-1]
         reason = (
-            f"the peak rises by at least {size_text(growth)} a step, from {size_text(levels[0])} in step "
-            f"{steps[0]['first']} to {size_text(levels[-1])} in step {steps[-1]['last']}; the memory ends in "
-            f"{where}"
+            f"the peak rises {len(growing) - 1} times and never falls, from {size_text(low.peak_bytes)} in "
+            f"step {low.first} to {size_text(high.peak_bytes)} in step {high.last}; the memory ends in {where}"
         )
     elif requested > peaks[0]:
         cause = Cause.ONE_REQUEST
         reason = (
             f"{size_text(requested)} were asked for at once in {where}; all before took {size_text(peaks[0])}"
         )
-    elif names_evaluation(phase) or names_evaluation(module):
+    elif names_evaluation(phase):
         cause, reason = Cause.EVALUATION, f"it happened in {where}, an evaluation"
     elif phase == "optimizer" and failure["step"] == 1:
         cause = Cause.FIRST_STEP
-        reason = "the optimizer allocated its state in the first step; the rest fits without it"
+        reason = "it happened in the optimizer's first step, which allocates its state; the rest fits without"
     elif peaks[1] - peaks[0] >= requested:
         cause = Cause.FRAGMENTATION
         reason = (
@@ -61,16 +73,29 @@ def diagnose_run(record: Mapping[str, Any]) -> Diagnosis:
     return Diagnosis(source, cause, reason, requested, *peaks, None, place, live, notes=notes)
 
 
-def _growth(levels: Sequence[int]) -> int | None:
-    """Return the smallest rise between successive steps after the first, or None if a step does not rise.
+def _levels(rows: Iterable[Mapping[str, Any]]) -> list[_Level]:
+    """Return the peaks of a record's steps, the steps of equal peaks as one."""
+    levels: list[_Level] = []
+    for row in rows:
+        level = _Level(row["first"], row["last"], _bytes(row["peak_allocated_mib"]))
+        if levels and levels[-1].peak_bytes == level.peak_bytes:
+            level = levels.pop()._replace(last=level.last)
+        levels.append(level)
+    return levels
 
-    None also if there are fewer than `_GROWING_STEPS` steps after the first.
+
+def _growing(levels: Sequence[_Level]) -> Sequence[_Level]:
+    """Return the last levels that rise, or () if memory does not grow.
+
+    The first level, whose step has no memory of an earlier step, is left out. Memory grows if the rising
+    levels have at least half of all steps, and none of them more than a third of theirs.
     """
-    later = levels[1:]
-    if len(later) < _GROWING_STEPS:
-        return None
-    least = min(after - before for before, after in zip(later, later[1:], strict=False))
-    return least if least > 0 else None
+    falls = (at for at in range(1, len(levels)) if levels[at].peak_bytes < levels[at - 1].peak_bytes)
+    rising = levels[max(falls, default=1) :]
+    steps = sum(level.steps for level in rising)
+    longest = max((level.steps for level in rising), default=0)
+    is_growth = 2 * steps >= sum(level.steps for level in levels) and _LEAST_LEVELS * longest <= steps
+    return rising if is_growth else ()
 
 
 def _bytes(mib: float) -> int:

@@ -20,6 +20,7 @@ from planner.report.units import SCHEMA, attributes, figures_table, mib, mib_tex
 MAX_STEPS = 12  # the most rows of the table of optimizer steps
 _PHASES = {  # texts for the phase in which memory ran out
     "backward": "backward pass",
+    "optimizer": "optimizer's step",
     "loading": "before any module ran",
     "between steps": "between two steps",
     "evaluation": "in an evaluation",

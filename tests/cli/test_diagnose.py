@@ -178,7 +178,7 @@ def test_a_record_of_a_run(tmp_path: Path, capsys: Capture) -> None:
         {"line": "a.py:9, module net.0", "operator": "forward"},
     )
     assert fields["reason"] == (
-        "the peak rises 4 times and never falls, from 1,200.0 MiB in step 2 to 1,600.0 MiB in step 6; the "
+        "the peak rises 4 times and never falls, from 1,200.0 MiB in step 2 to 1,600.0 MiB in step 6; "
         "memory ends in step 7, forward"
     )
 

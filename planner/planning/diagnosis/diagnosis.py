@@ -72,6 +72,7 @@ class Diagnosis(Struct, frozen=True):
     notes: tuple[str, ...] = ()
     served_by: GpusServing | None = None  # None without a history, or if no known GPU serves its requests
     is_of_host: bool = False  # whether memory of the host ran out, not a GPU's; if so, the cause is UNKNOWN
+    grown_by: Place = Place()  # the code that allocated most of the blocks that a growth added
 
 
 _EVALUATION = re.compile(

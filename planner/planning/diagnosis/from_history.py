@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from planner.allocator import AllocatorConfig, MemoryLimits, config_of_torch, parse_alloc_conf, replay_trace
 from planner.allocator.history import History, HistoryEvent, check_history, to_events
@@ -27,10 +28,28 @@ SETTINGS = (
 )
 
 
+class _Growth(NamedTuple):
+    """A rise of the level to which memory in use falls, and the code that holds most of it."""
+
+    floors: Sequence[int]  # levels in ascending order
+    place: Place
+    share_bytes: int  # growth of that code's blocks in the history's second half
+
+    @property
+    def text(self) -> str:
+        """Return the growth as text."""
+        return (
+            f"the level to which memory in use falls rose {len(self.floors) - 1} times, by "
+            f"{size_text(self.floors[-1] - self.floors[0])} in all; {size_text(self.share_bytes)} in the "
+            "history's second half by one line"
+        )
+
+
 def diagnose_history(history: History, source: str) -> Diagnosis:
     """Diagnose the last out-of-memory error of a history, or describe its peak if it has no error.
 
-    Raises UsageError if the allocator options of the history are not simulated.
+    Without events only the blocks in use are described. Raises UsageError if the allocator options of the
+    history are not simulated.
     """
     ends = [at for at, event in enumerate(history.events) if event.action == "oom"]
     levels, reserved_levels = _levels(history), _reserved(history)
@@ -38,16 +57,23 @@ def diagnose_history(history: History, source: str) -> Diagnosis:
     if ends:
         end = at = ends[-1]  # of the requests, and of the blocks in use
         reserved, requested = reserved_levels[at], history.events[end].size_bytes
-        cause, reason, place = _cause(history, end, levels, reserved)
         if len(ends) > 1:
             notes = (f"the history has {len(ends)} out-of-memory errors; this is the last", *notes)
     else:
         end, at = len(history.events), max(range(len(levels)), key=levels.__getitem__)
         reserved, requested = max(reserved_levels), None
-        cause, reason, place = _no_failure(history, levels, check.retries)
+    trace = Trace(tuple(to_events(_requests(history, end))), history.sites, 1)
+    helps = _replays(trace, history, end, reserved, check.refused_bytes) if history.events else ()
+    growth, site = _growth(history, end, levels), Site("", "")
+    if ends:
+        site = _site(history, history.events[end])
+        cause, reason = _cause(site, history.events[end].size_bytes, levels[at], reserved, growth, helps)
+        if cause is not Cause.EVALUATION and names_evaluation(site.op):
+            notes = (_evaluation_text(site), *notes)
+    else:
+        cause, reason = _no_failure(history, levels, growth, check.retries)
     live, older = _live_events(history, at), tuple(_older(history, at))
     parts, explained = _by_category(history, live, older)
-    trace = Trace(tuple(to_events(_requests(history, end))), history.sites, 1)
     return Diagnosis(
         source,
         cause,
@@ -56,63 +82,58 @@ def diagnose_history(history: History, source: str) -> Diagnosis:
         levels[at],
         reserved,
         history.total_bytes,
-        place,
+        Place(_name(site)),
         _by_code(history, live, older),
         parts,
-        _replays(trace, history, end, reserved, check.refused_bytes),
+        helps,
         (*explained, *notes),
-        gpus_serving(trace, _config(history)),
+        gpus_serving(trace, _config(history)) if history.events else None,
+        grown_by=Place() if growth is None else growth.place,
     )
 
 
-def _no_failure(history: History, levels: Sequence[int], retries: int) -> tuple[Cause, str, Place]:
-    """Return the cause, the reason and the growing line of code of a history without a failed request."""
+def _no_failure(
+    history: History, levels: Sequence[int], growth: _Growth | None, retries: int
+) -> tuple[Cause, str]:
+    """Return the cause and the reason of a history without a failed request."""
     if not history.events:
-        reason = (
-            "no history was recorded, so that the snapshot shows one moment: call "
-            "torch.cuda.memory._record_memory_history() before, or use planner.watch(record=True)"
+        return Cause.UNKNOWN, (
+            "the snapshot has no history, only the blocks of one moment: diagnose the log with the error's "
+            "message, or record a history by planner.watch(record=True)"
         )
-        return Cause.UNKNOWN, reason, Place()
-    reason, place = "what was in use at the peak is below", Place()
+    reason = "what was in use at the peak is below"
     if retries:
         requests = "1 request was" if retries == 1 else f"{retries:,} requests were"
         reason = f"{requests} served only after cached memory was released; {reason}"
-    floors = _floors(levels)
-    if floors:
-        place, share = _growing(history, len(history.events))
-        end = _end_text(floors, max(levels), history.total_bytes)
-        reason = f"{_growth_text(floors, share)}{end}; {reason}"
-    return Cause.NO_FAILURE, reason, place
+    if growth is not None:
+        reason = f"{growth.text}{_end_text(growth.floors, max(levels), history.total_bytes)}; {reason}"
+    return Cause.NO_FAILURE, reason
 
 
-def _cause(history: History, end: int, levels: Sequence[int], reserved: int) -> tuple[Cause, str, Place]:
-    """Return the cause of a failed request, its explanation, and the code that is responsible."""
-    failed, allocated = history.events[end], levels[end]
-    asked, site = failed.size_bytes, _site(history, failed)
-    place = Place(_name(site))
+def _cause(
+    site: Site, asked: int, allocated: int, reserved: int, growth: _Growth | None, helps: Sequence[Help]
+) -> tuple[Cause, str]:
+    """Return the cause of a failed request and its explanation."""
     if asked > allocated:
         together = f"all blocks in use together took {size_text(allocated)}"
-        return Cause.ONE_REQUEST, f"{size_text(asked)} were asked for at once; {together}", place
-    floors = _floors(levels[: end + 1])
-    if floors and floors[-1] - floors[0] >= asked:
-        place, share = _growing(history, end)
-        return Cause.GROWTH, _growth_text(floors, share), place
-    if reserved - allocated >= asked:
-        unused = f"{size_text(reserved - allocated)} were reserved and unused"
-        reason = f"{unused}, more than the {size_text(asked)} asked for, but in pieces"
-        return Cause.FRAGMENTATION, reason, place
+        return Cause.ONE_REQUEST, f"{size_text(asked)} were asked for at once; {together}"
+    if growth is not None and growth.floors[-1] - growth.floors[0] >= asked:
+        return Cause.GROWTH, growth.text
+    unused = f"{size_text(reserved - allocated)} were reserved and unused"
+    is_in_pieces = reserved - allocated >= asked
+    is_helped = any(one.fits is not False for one in helps)
+    if is_in_pieces and is_helped:
+        return Cause.FRAGMENTATION, f"{unused}, more than the {size_text(asked)} asked for, but in pieces"
     if names_evaluation(site.op):
-        return Cause.EVALUATION, f"it happened in {site.op}, an evaluation", place
+        return Cause.EVALUATION, _evaluation_text(site)
     reason = f"blocks in use took {size_text(allocated)}, and {size_text(asked)} more were asked for"
-    return Cause.TOO_LARGE, reason, place
+    if is_in_pieces:
+        reason = f"{reason}; {unused}, in pieces, and none of the settings below would have joined enough"
+    return Cause.TOO_LARGE, reason
 
 
-def _growth_text(floors: Sequence[int], share: int) -> str:
-    risen = size_text(floors[-1] - floors[0])
-    return (
-        f"the level to which memory in use falls rose {len(floors) - 1} times, by {risen} in all; "
-        f"{size_text(share)} in the history's second half by one line"
-    )
+def _evaluation_text(site: Site) -> str:
+    return f"it happened in {site.op}, an evaluation"
 
 
 def _end_text(floors: Sequence[int], peak_bytes: int, total_bytes: int | None) -> str:
@@ -271,18 +292,26 @@ def _largest_fall(levels: Sequence[int]) -> int:
     return fall
 
 
-def _growing(history: History, end: int) -> tuple[Place, int]:
-    """Return the code whose live blocks grew most in a history's second half, and the growth in bytes."""
-    changes: dict[Site, int] = defaultdict(int)
+def _growth(history: History, end: int, levels: Sequence[int]) -> _Growth | None:
+    """Return the growth of memory before event `end`, and the code whose live blocks grew most.
+
+    The second half of the history decides the code. Parameters are no growth: a model is loaded layer by
+    layer.
+    """
+    floors = _floors(levels[: end + 1])
+    if not floors:
+        return None
+    changes: dict[tuple[Site, Category | None], int] = defaultdict(int)
     for sign, at in ((-1, end // 2), (1, end)):
         for event in _live_events(history, at):
-            changes[_site(history, event)] += sign * event.size_bytes
-    site, grown = max(changes.items(), key=_by_growth, default=(Site("", ""), 0))
-    return Place(_name(site)), max(0, grown)
+            category = history.categories[event.site] if history.categories and event.site >= 0 else None
+            changes[_site(history, event), category] += sign * event.size_bytes
+    (site, category), grown = max(changes.items(), key=_by_growth, default=((Site("", ""), None), 0))
+    return None if category is Category.PARAMETER else _Growth(floors, Place(_name(site)), max(0, grown))
 
 
-def _by_growth(item: tuple[Site, int]) -> tuple[int, str]:
-    return item[1], item[0].module
+def _by_growth(item: tuple[tuple[Site, Category | None], int]) -> tuple[int, str]:
+    return item[1], item[0][0].module
 
 
 def _replays(

@@ -46,7 +46,7 @@ def diagnose_run(record: Mapping[str, Any]) -> Diagnosis:
         low, high = growing[0], growing[-1]
         reason = (
             f"the peak rises {len(growing) - 1} times and never falls, from {size_text(low.peak_bytes)} in "
-            f"step {low.first} to {size_text(high.peak_bytes)} in step {high.last}; the memory ends in {where}"
+            f"step {low.first} to {size_text(high.peak_bytes)} in step {high.last}; memory ends in {where}"
         )
     elif requested > peaks[0]:
         cause = Cause.ONE_REQUEST

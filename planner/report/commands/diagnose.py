@@ -18,7 +18,7 @@ _CAUSES = {
     Cause.EVALUATION: "An evaluation needs more memory than was left",
     Cause.FIRST_STEP: "The optimizer's first step needs more memory than was left",
     Cause.KERNEL: "A kernel needs more shared memory than the GPU gives it",
-    Cause.NO_FAILURE: "No request for GPU memory failed",
+    Cause.NO_FAILURE: "No failed request for GPU memory is in the file",
     Cause.UNKNOWN: "The cause is not known",
 }
 
@@ -41,6 +41,8 @@ def _entries(diagnosis: Diagnosis) -> Iterator[Block]:
     if place.line or place.operator:
         operator = f" ({place.operator})" if place.operator else ""
         yield Entry("Asked by", f"{place.line or 'code that is not named'}{operator}")
+    if diagnosis.grown_by.line:
+        yield Entry("Grown by", diagnosis.grown_by.line)
     sizes = {
         "asked for": diagnosis.requested_bytes,
         "allocated": diagnosis.allocated_bytes,
@@ -117,7 +119,9 @@ def diagnosis_to_json(diagnosis: Diagnosis, seconds: float, advice: Report | Non
         "allocated_mib": _mib(diagnosis.allocated_bytes),
         "reserved_mib": _mib(diagnosis.reserved_bytes),
         "total_mib": _mib(diagnosis.total_bytes),
+        "is_of_host": diagnosis.is_of_host,
         "site": {"line": diagnosis.site.line, "operator": diagnosis.site.operator},
+        "grown_by": diagnosis.grown_by.line,
         "live": [
             {"what": held.what, "mib": mib(held.size_bytes), "blocks": held.blocks or None}
             for held in diagnosis.live

@@ -2,6 +2,7 @@
 
 import pytest
 
+from planner.allocator.blocks import SegmentState
 from planner.allocator.history import History, HistoryEvent
 from planner.planning.diagnosis import Cause, Held, Help, Place, diagnose_history
 from planner.program import Category, Site
@@ -60,6 +61,37 @@ def test_unused_pieces_are_fragmentation_and_expandable_segments_join_them() -> 
     assert served["expandable_segments:True"] == (True, 80 * MIB)
 
 
+def test_pieces_that_no_setting_joins_are_not_the_cause() -> None:
+    """Small requests take segments of 2 MiB, whose 30 unused halves no large request may use."""
+    events = [segment(0, 40), alloc(0, 40)]
+    for start in range(2 << 30, 32 << 30, 1 << 30):
+        events += [segment(start, 2), alloc(start, 1), alloc(start + MIB, 1)]
+    for start in range(2 << 30, 32 << 30, 1 << 30):
+        events += free(start, 1)
+    found = diagnose_history(history_of(*events, oom(28)), "a test")
+    assert {one.fits for one in found.would_help} == {False}
+    assert found.cause is Cause.TOO_LARGE
+    assert "30.0 MiB were reserved and unused, in pieces, and none of the settings" in found.reason
+
+
+def test_a_snapshot_without_events_answers_no_question() -> None:
+    """The failed request is not among its blocks, so that nothing can be replayed."""
+    found = diagnose_history(history_of(start=(SegmentState(0, 40 * MIB, "large", ()),)), "a test")
+    assert (found.cause, found.would_help, found.served_by) == (Cause.UNKNOWN, (), None)
+    assert "planner.watch(record=True)" in found.reason
+
+
+def test_an_evaluation_is_noted_beside_another_cause() -> None:
+    """Memory in pieces is the cause, and the evaluation that met it is a note."""
+    events = (segment(0, 40), alloc(0, 20), alloc(20 * MIB, 20), segment(1 << 30, 40), alloc(1 << 30, 20))
+    freed = (alloc((1 << 30) + 20 * MIB, 20), *free(0, 20), *free((1 << 30) + 20 * MIB, 20))
+    found = diagnose_history(history_of(*events, *freed, oom(30, site=2)), "a test")
+    assert (found.cause, found.notes) == (
+        Cause.FRAGMENTATION,
+        ("it happened in validate, an evaluation",),
+    )
+
+
 def test_one_request_larger_than_all_others() -> None:
     """A request of more than what all blocks take is named as that."""
     found = diagnose_history(history_of(segment(0, 20), alloc(0, 20), oom(500)), "a test")
@@ -72,7 +104,18 @@ def test_memory_that_rises_step_by_step_is_growth() -> None:
     for step in range(24):
         events += [alloc((100 + 2 * step) * MIB, 2, site=1), alloc(1000 * MIB, 40), *free(1000 * MIB, 40)]
     found = diagnose_history(history_of(*events, oom(30)), "a test")
-    assert (found.cause, found.site) == (Cause.GROWTH, Place("train.py:9 in keep"))
+    assert (found.cause, found.grown_by) == (Cause.GROWTH, Place("train.py:9 in keep"))
+    assert found.site == Place("net.py:5 in forward")
+
+
+def test_a_model_that_is_loaded_layer_by_layer_does_not_grow() -> None:
+    """Each layer is made in float32, copied to float16 and freed, so that memory falls to higher levels."""
+    events: list[HistoryEvent] = [segment(0, 2000)]
+    for layer in range(24):
+        events += [alloc(1000 * MIB, 4), alloc((100 + 2 * layer) * MIB, 2, site=1), *free(1000 * MIB, 4)]
+    categories = (Category.PARAMETER, Category.PARAMETER, None)
+    found = diagnose_history(history_of(*events, oom(30), categories=categories), "a test")
+    assert (found.cause, found.grown_by) == (Cause.FRAGMENTATION, Place())
 
 
 def test_one_forward_pass_does_not_grow() -> None:
@@ -198,6 +241,6 @@ def test_growth_without_a_failure_names_its_line_and_its_end() -> None:
         events += [alloc((100 + 2 * step) * MIB, 2, site=1), alloc(1000 * MIB, 40), *free(1000 * MIB, 40)]
     history = History("T4", "2.13", "", 1000 * MIB, None, tuple(events), sites=SITES)
     found = diagnose_history(history, "a test")
-    assert (found.cause, found.site) == (Cause.NO_FAILURE, Place("train.py:9 in keep"))
+    assert (found.cause, found.grown_by) == (Cause.NO_FAILURE, Place("train.py:9 in keep"))
     peak = 2 * 24 + 40
     assert f"end after {(1000 - peak) // 2} more at the latest" in found.reason

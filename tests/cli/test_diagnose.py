@@ -31,14 +31,14 @@ In use                                                                          
   reserved by PyTorch and unused                                                               256.0
   neither free nor of PyTorch in this process: contexts, libraries, other processes            512.0
 
-With PYTORCH_ALLOC_CONF     fits       MiB reserved  because
-  expandable_segments:True  not known                it joins unused blocks; a recorded history
-                                                     would tell how many
+With PYTORCH_CUDA_ALLOC_CONF  fits  MiB reserved  because
+  expandable_segments:True    no                  torch has it since 2.1, and the message is of an
+                                                  older torch
 
 Noted
   - no traceback is before the message, so the code that asked is not known
-  - a message shows the moment of the failure alone: whether memory grew before, a recorded history
-    tells (torch.cuda.memory._record_memory_history)
+  - a message shows the moment of the failure alone: a history
+    (torch.cuda.memory._record_memory_history, since torch 2.1) tells whether memory grew
 """
 
 

@@ -1,6 +1,5 @@
 """The result of a diagnosis: why a process ran out of GPU memory, and which settings would have helped."""
 
-import re
 from enum import StrEnum
 
 from msgspec import Struct
@@ -72,18 +71,33 @@ class Diagnosis(Struct, frozen=True):
     notes: tuple[str, ...] = ()
     served_by: GpusServing | None = None  # None without a history, or if no known GPU serves its requests
     is_of_host: bool = False  # whether memory of the host ran out, not a GPU's; if so, the cause is UNKNOWN
+    alloc_conf: str = "PYTORCH_ALLOC_CONF"  # the environment variable that takes the settings
     grown_by: Place = Place()  # the code that allocated most of the blocks that a growth added
 
 
-_EVALUATION = re.compile(
-    r"(^|[_.])(eval|evaluate|evaluation|valid|validate|validation|predict|prediction|inference|generate)"
-    r"($|[_.])"
-)
+_EVALUATES = {"eval", "evaluate", "evaluation", "validation"}
+# Words that name an evaluation if nothing but words of its loop stands beside them: a model's forward pass
+# may have functions such as `predict_masks`, and any code may validate its arguments.
+_MAY_EVALUATE = {
+    "val",
+    "valid",
+    "validate",
+    "test",
+    "predict",
+    "prediction",
+    "inference",
+    "infer",
+    "generate",
+}
+_OF_LOOPS = {"run", "do", "on", "one", "step", "loop", "epoch", "batch", "model", "start", "end", "fn"}
 
 
 def names_evaluation(function: str) -> bool:
     """Return whether a function's name says that it evaluates, such as `validation_step`."""
-    return _EVALUATION.search(function.lower()) is not None
+    words = set(filter(None, function.lower().split("_")))
+    if words & {"train", "training", "fit"}:
+        return False
+    return bool(words & _EVALUATES or (words & _MAY_EVALUATE and words <= _MAY_EVALUATE | _OF_LOOPS))
 
 
 def size_text(size_bytes: int) -> str:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 from msgspec.structs import replace
 
@@ -14,7 +15,7 @@ from planner.planning.diagnosis.diagnosis import (
     names_evaluation,
     size_text,
 )
-from planner.planning.diagnosis.messages import MESSAGE, WITHOUT_FIGURES, Message, in_bytes, read_messages
+from planner.planning.diagnosis.messages import Message, in_bytes, read_messages
 from planner.planning.diagnosis.tracebacks import Frame
 
 _CONTEXT_BYTES = 2**30  # more than any published CUDA context; the rest of a GPU is of other processes
@@ -23,6 +24,8 @@ _PINNING = (
     "which the loader's thread makes a context for it, the first by default, is full; try pin_memory=False"
 )
 _OUTSIDE_OF_TORCH = "neither free nor of PyTorch in this process: contexts, libraries, other processes"
+_VARIABLE = re.compile(r"PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF")
+_OF_WINDOWS = re.compile(r"[A-Za-z]:[\\/]")
 _CALL = re.compile(r"([A-Za-z_][\w.]*)\(")
 _OPTIMIZER_STATE = ("_init_group", "init_state", "_init_state")
 _OF_DEEPSPEED = "initialize_optimizer_states"
@@ -34,25 +37,29 @@ def diagnose_log(lines: Iterable[str]) -> Diagnosis | None:
     Figures say more than a library's status, and a status more than the note that a process was killed.
     Lines are read once, and few are kept.
     """
-    best: Message | None = None
-    count = 0
+    best = of_host = None
+    best_detail = count = 0
     for message in read_messages(lines):
-        count += 1
-        if best is None or message.detail >= best.detail:
-            best = message
+        detail = message.detail or 0
+        count += detail > 0
+        if detail >= best_detail:
+            best, best_detail, of_host = message, detail, None
+        elif message.without_figures is not None and message.without_figures[0].is_of_host:
+            of_host = message
     if best is None:
         return None
-    diagnosis = _diagnose(best)
-    if count == 1:
-        return diagnosis
-    return _with_notes(
-        diagnosis, f"the log has {count} such messages; this is the most detailed, the last if several are"
-    )
+    notes = []
+    if count > 1:
+        notes.append(f"the log has {count} such messages; this is the most detailed, the last if several are")
+    if of_host is not None:
+        reason = _without_figures(of_host).reason
+        notes.append(f"a later message is of the host: {of_host.text[:80]}: {reason}")
+    return _with_notes(_diagnose(best), *notes)
 
 
 def _diagnose(message: Message) -> Diagnosis:
     requested, allocated = message.figure("requested"), message.figure("allocated")
-    if MESSAGE.search(message.text) is None or requested is None:
+    if requested is None or message.detail not in (2, 3):
         return _without_figures(message)
     reserved, total = message.reserved_bytes, message.figure("total")
     cause, reason = _cause(message, requested, allocated, reserved)
@@ -64,22 +71,28 @@ def _diagnose(message: Message) -> Diagnosis:
     if of_code is not None and of_code[0] is not cause:
         notes = (of_code[1], *notes)
     figures = requested, allocated, reserved, total
-    return Diagnosis("log", cause, reason, *figures, place, live, would_help=help_, notes=notes)
+    named = _VARIABLE.search(message.text)
+    variable = (
+        named[0] if named else "PYTORCH_CUDA_ALLOC_CONF" if message.is_before_2_1 else "PYTORCH_ALLOC_CONF"
+    )
+    return Diagnosis(
+        "log", cause, reason, *figures, place, live, would_help=help_, notes=notes, alloc_conf=variable
+    )
 
 
 def _without_figures(message: Message) -> Diagnosis:
     place = _place(message.frames)
-    searched = ((one, one.pattern.search(message.text)) for one in WITHOUT_FIGURES)
-    known, found = next((pair for pair in searched if pair[1] is not None), (WITHOUT_FIGURES[0], None))
-    reason = known.reason.format(what=(message.text if found is None else found[0])[:80])
+    assert message.without_figures is not None  # else it is no message
+    known, found = message.without_figures
+    reason = known.reason.format(what=found[0][:80])
+    sizes = [in_bytes(size) for size in found.groups() if size]
+    requested = sizes[0] if sizes else None
     if known.is_of_host:
-        sizes = [] if found is None else [in_bytes(size) for size in found.groups() if size]
-        requested = sizes[0] if sizes else None
         return Diagnosis("log", Cause.UNKNOWN, reason, requested, site=place, is_of_host=True)
     if any(frame.file.endswith("pin_memory.py") for frame in message.frames):
         reason = _PINNING
     cause, why = _of_code(message.frames) or (known.cause, reason)
-    return Diagnosis("log", cause, why, site=place)
+    return Diagnosis("log", cause, why, requested, site=place)
 
 
 def _cause(
@@ -139,7 +152,8 @@ def _is_missing_elsewhere(message: Message, requested: int) -> bool:
 
 def _of_code(frames: Sequence[Frame]) -> tuple[Cause, str] | None:
     """Return the cause and reason that the functions of a traceback imply, or None if they imply no cause."""
-    for frame in frames:
+    outside_of_modules = () if _is_backward(frames) else takewhile(_is_no_module, frames)
+    for frame in outside_of_modules:
         if names_evaluation(frame.function):
             return Cause.EVALUATION, (
                 f"it happened in {frame.function}, an evaluation: plan it by --evaluate and --eval-batch, "
@@ -153,6 +167,16 @@ def _of_code(frames: Sequence[Frame]) -> tuple[Cause, str] | None:
     return None
 
 
+def _is_backward(frames: Iterable[Frame]) -> bool:
+    return any(
+        frame.function in ("_engine_run_backward", "backward") and not frame.is_of_user for frame in frames
+    )
+
+
+def _is_no_module(frame: Frame) -> bool:
+    return frame.function not in ("forward", "_call_impl", "_wrapped_call_impl")
+
+
 def _makes_optimizer_state(frame: Frame) -> bool:
     is_in_step = frame.function == "step" and "zeros_like" in frame.code  # of torch before 2.0
     is_named = frame.function in _OPTIMIZER_STATE or is_in_step
@@ -160,8 +184,10 @@ def _makes_optimizer_state(frame: Frame) -> bool:
 
 
 def _shortage(message: Message, requested: int, allocated: int) -> str:
-    left = message.left_bytes
+    left, free = message.left_bytes, message.free_bytes
     held = f"tensors took {size_text(allocated)}, and {size_text(requested)} more were asked for"
+    if left is None and free is not None:
+        return f"{held}; {size_text(free)} were free, and how much was reserved and unused is not known"
     if left is None:
         return f"{held}; the message does not say how much of the GPU was free"
     if left >= requested:
@@ -170,14 +196,24 @@ def _shortage(message: Message, requested: int, allocated: int) -> str:
 
 
 def _help(message: Message, requested: int) -> tuple[Help, ...]:
-    """Return in a tuple whether expandable segments might have served the request; empty if unknown."""
-    left = message.left_bytes
+    """Return whether settings might have served the request; empty if unknown."""
+    left, expandable = message.left_bytes, "expandable_segments:True"
     if left is None or message.is_of_metal:
         return ()
-    if left >= requested:
-        reason = "it joins unused blocks; a recorded history would tell how many"
-        return (Help("expandable_segments:True", None, None, reason),)
-    return (Help("expandable_segments:True", False, None, f"only {size_text(left)} were left in all"),)
+    if left < requested:
+        return (Help(expandable, False, None, f"only {size_text(left)} were left in all"),)
+    if message.is_before_2_1:
+        without = Help(
+            expandable, False, None, "torch has it since 2.1, and the message is of an older torch"
+        )
+        split = Help("max_split_size_mb:128", None, None, "it may leave larger pieces; try it")
+        return (without, split) if "max_split_size_mb" in message.text else (without,)
+    if any(_OF_WINDOWS.match(frame.file) for frame in message.frames):
+        return (Help(expandable, False, None, "torch does not have it on Windows"),)
+    reason = "it joins unused blocks; a recorded history would tell how many"
+    if "HIP out of memory" in message.text:
+        reason = "it joins unused blocks, on ROCm 7 and newer, with a torch that has it there"
+    return (Help(expandable, None, None, reason),)
 
 
 def _live(message: Message, allocated: int | None, reserved: int | None) -> tuple[Held, ...]:
@@ -209,10 +245,16 @@ def _notes(message: Message) -> tuple[str, ...]:
         notes.append(f"the process was limited to {size_text(allowed)} by set_per_process_memory_fraction")
     if not message.frames:
         notes.append("no traceback is before the message, so the code that asked is not known")
-    notes.append(
-        "a message shows the moment of the failure alone: whether memory grew before, a recorded history "
-        "tells (torch.cuda.memory._record_memory_history)"
-    )
+    total, allocated = message.figure("total"), message.figure("allocated")
+    if total is not None and allocated is not None and allocated > total:
+        notes.append(
+            f"{size_text(allocated)} were allocated on a GPU of {size_text(total)}: the driver lent "
+            "memory of the host, as it does on Windows, which is much slower"
+        )
+    told = "a history (torch.cuda.memory._record_memory_history, since torch 2.1) tells whether memory grew"
+    if message.is_of_metal or "XPU out of memory" in message.text:
+        told = "whether memory grew is not known"
+    notes.append(f"a message shows the moment of the failure alone: {told}")
     return tuple(notes)
 
 
@@ -222,9 +264,7 @@ def _place(frames: Sequence[Frame]) -> Place:
         return Place()
     own = next((frame for frame in reversed(frames) if frame.is_of_user), frames[-1])
     calls = _CALL.findall(frames[-1].code) or _CALL.findall(own.code)
-    if any(
-        frame.function in ("_engine_run_backward", "backward") and not frame.is_of_user for frame in frames
-    ):
+    if _is_backward(frames):
         calls = ["backward"]
     return Place(f"{own.file}:{own.line}, in {own.function}", calls[0] if calls else "")
 

@@ -10,167 +10,51 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
-from planner.planning.diagnosis.diagnosis import Cause
 from planner.planning.diagnosis.tracebacks import Frame, read_frame, read_frames
+from planner.planning.diagnosis.without_figures import BACKENDS, WITHOUT_FIGURES, WithoutFigures, either
 
 _KEPT_LINES = 400  # lines kept before a message; the longest tracebacks of trainers have some 120
-_MOST_RANKS = 4096  # ranks that are told apart, so that a log of any size takes little memory
+_MOST_WRITERS = 4096  # processes that are told apart, so that a log of any size takes little memory
 _MESSAGE_LINES = 8  # lines over which a terminal may wrap a message
-_NUMBER = r"([\d.]+ ?(?:bytes|[KMGT]?i?B))"
 _BYTES = {"bytes": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _ASYNC = "would exceed allowed memory"  # c10/cuda/CUDAMallocAsyncAllocator.cpp
-MESSAGE = re.compile(rf"(CUDA|HIP|XPU|MPS backend) out of memory|{_ASYNC}")
-
-
-def _either(*forms: str) -> re.Pattern[str]:
-    return re.compile("|".join(form.replace("SIZE", _NUMBER) for form in forms))
-
-
-class _WithoutFigures(Struct, frozen=True):
-    """A pattern of messages that do not say how much memory was in use, and the cause that they imply."""
-
-    pattern: re.Pattern[str]
-    reason: str  # {what} stands for the words that the pattern found
-    is_of_host: bool = True
-    cause: Cause = Cause.UNKNOWN
-
-
-_KILLED = _WithoutFigures(
-    _either(
-        r"Signal 9 \(SIGKILL\) received by PID",
-        r"exitcode\s*: -9\b",
-        r"return code = -9\b",  # DeepSpeed's launcher
-        r"died with <Signals\.SIGKILL",  # accelerate launch
-        r"[Ee]xit [Cc]ode:?\s+137\b",  # containers
-        r"^Killed(?: |$)",
-        r": line \d+: +\d+ Killed",
-        r"zsh: killed",
-    ),
-    "a process was killed from outside (signal 9), as Linux and schedulers do if the memory of the host "
-    "runs out; the log of the kernel (dmesg) or of the scheduler says whether it was that",
-)
-WITHOUT_FIGURES = (
-    _WithoutFigures(
-        _either(
-            "(?:CUDNN|CUBLAS|CUSOLVER)_STATUS_ALLOC_FAILED",
-            "(?:CUDA|HIP)(?: driver)? error: out of memory",
-            "cudaErrorMemoryAllocation",
-            "Cuda failure.{0,8}out of memory'?",
-            r"^Error out of memory at line \d+",  # bitsandbytes
-        ),
-        "{what} names no sizes, so that the cause is not decided: a library or the driver asked CUDA itself; "
-        "look for another process in nvidia-smi, or try a smaller batch",
-        is_of_host=False,
-    ),
-    _WithoutFigures(
-        _either(
-            "Unable to find a valid cuDNN algorithm",
-            "unable to find an engine to execute this computation",
-            "(?:CUDNN|CUBLAS)_STATUS_NOT_INITIALIZED",
-        ),
-        "{what} hides whether memory was the cause, as a library says so too if it has none for its "
-        "workspace or its handle: if a batch of one fails alike, memory was not the cause",
-        is_of_host=False,
-    ),
-    _WithoutFigures(
-        _either("out of resource: shared memory"),
-        "Triton ran out of the memory of a multiprocessor that a kernel's threads share, not of the GPU's "
-        "memory: a smaller batch does not help; smaller blocks, fewer stages (num_stages) or another release "
-        "of the library that has the kernel may",
-        is_of_host=False,
-        cause=Cause.KERNEL,
-    ),
-    _WithoutFigures(
-        _either(
-            "No available memory for the cache blocks",
-            "larger than the maximum number of tokens that can be stored in KV cache",
-            "KV cache is needed, which is larger than the available KV cache memory",
-        ),
-        "vLLM loaded the weights, and the rest of its share of the GPU is too small for the cache: lower "
-        "max_model_len, raise gpu_memory_utilization, or shard over more GPUs; planner serve finds how many "
-        "sequences fit",
-        is_of_host=False,
-        cause=Cause.TOO_LARGE,
-    ),
-    _WithoutFigures(
-        _either(r"Free memory on device .* on startup is less than desired GPU memory utilization"),
-        "vLLM found less memory free than its share of the GPU: another process has the rest, as nvidia-smi "
-        "shows, or lower gpu_memory_utilization",
-        is_of_host=False,
-        cause=Cause.OTHER_PROCESS,
-    ),
-    _WithoutFigures(
-        _either(
-            r"Not enough memory\. Please try to increase --mem-fraction-static",  # SGLang
-            r"Not enough memory to handle \d+ prefill tokens",  # TGI
-        ),
-        "the server loaded the weights, and too little of the GPU was left for the texts that it must hold: "
-        "shorten them, give it a larger share of the GPU, or shard over more GPUs",
-        is_of_host=False,
-        cause=Cause.TOO_LARGE,
-    ),
-    _WithoutFigures(
-        _either(
-            "DefaultCPUAllocator: .*?tried to allocate SIZE",
-            "Unable to allocate SIZE for an array",
-            "^MemoryError",
-            r"\[Errno 12\] Cannot allocate memory",
-        ),
-        "the memory of the host ran out, not a GPU's; load less at once, or use fewer workers",
-    ),
-    _WithoutFigures(
-        _either(
-            r"DataLoader worker \(pid.*?\) is killed by signal: Killed",
-            "OOMKilled",  # Kubernetes, Docker
-            "oom[-_]kill event|out-of-memory handler|exceeded (?:job |step )?memory limit",  # Slurm
-            "Exceeded job memory limit|srun: error: .*: Out Of Memory",
-            "TERM_MEMLIMIT",  # LSF
-            "PBS: job killed: v?mem",
-            "due to the node running low on memory",  # Ray
-            "invoked oom-killer|oom-kill:constraint|[Oo]ut of memory: Killed process",  # Linux
-        ),
-        "the memory of the host ran out, not a GPU's, and a process was killed for it; use fewer workers, "
-        "let them prefetch less, or ask for more memory of the host",
-    ),
-    _WithoutFigures(
-        _either(
-            r"insufficient shared memory \(shm\)",
-            r"DataLoader worker \(pid.*?\) is killed by signal: Bus error",
-        ),
-        "the shared memory of the host (/dev/shm) ran out, through which workers hand over batches; give the "
-        "container more (docker run --shm-size or --ipc=host), or use fewer workers",
-    ),
-    _KILLED,
-)
+MESSAGE = re.compile(rf"({BACKENDS}) out of memory|{_ASYNC}")
 
 
 # Each line of a log is searched once, which takes less time than a search for each pattern.
 _BEGINNING = re.compile("|".join((MESSAGE.pattern, *(one.pattern.pattern for one in WITHOUT_FIGURES))))
 _FIGURES = {
-    "requested": _either("[Tt]ried to allocate SIZE", r"Requested\s*: SIZE"),
+    "requested": either("[Tt]ried to allocate SIZE", r"Requested\s*: SIZE"),
     # torch 2.1 and 2.2 write "capacty"
-    "total": _either(
+    "total": either(
         "total capaci?ty of SIZE", "SIZE total capacity", "max allowed: SIZE", r"Device limit\s*: SIZE"
     ),
-    "free": _either("of which SIZE is free", "SIZE free", r"Free \(according to CUDA\): SIZE"),
-    "allowed": _either("SIZE allowed"),
-    "allocated": _either(
+    "free": either("of which SIZE is free", "SIZE free", r"Free \(according to CUDA\): SIZE"),
+    "allowed": either("SIZE allowed"),
+    "allocated": either(
         "SIZE is allocated by PyTorch",
         "SIZE already allocated",
         "MPS allocated: SIZE",
         r"Currently allocated\s*: SIZE",  # cudaMallocAsync
     ),
-    "unallocated": _either("SIZE is reserved by PyTorch but unallocated", "SIZE cached"),
-    "reserved": _either("SIZE reserved in total by PyTorch"),
-    "own": _either("this process has SIZE memory in use"),
-    "pools": _either("SIZE allocated in private pools"),
-    "metal": _either("other allocations: SIZE"),
+    "unallocated": either("SIZE is reserved by PyTorch but unallocated", "SIZE cached"),
+    "reserved": either("SIZE reserved in total by PyTorch"),
+    "own": either("this process has SIZE memory in use"),
+    "pools": either("SIZE allocated in private pools"),
+    "metal": either("other allocations: SIZE"),
 }
-_LISTED = _either(r"Process \d+ has SIZE memory in use")
+_LISTED = either(r"Process \d+ has SIZE memory in use")
 _ROUNDING_BYTES = 2**30 // 100  # messages give GiB with two decimals
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-# A number is a rank's if it is in a bracket or after that word; alone, it may be a line's or an hour.
-_RANK = re.compile(r"^\s*(?P<mark>\[?(?:rank ?)?)(?P<number>\d+)\]?:\s?")
+# What a launcher puts before each line of a process. A number alone may be a line's or an hour.
+_WRITER = re.compile(
+    r"^\s*(?:\d+:|(?P<writer>"
+    r"(?:[A-Za-z][\w.-]*\d: ?)?(?:\[(?:rank|default)? ?\d+\]|(?:rank|default) ?\d+):"  # torchrun, pdsh
+    r"|[A-Za-z][\w.-]*\d: "  # pdsh
+    r"|[A-Za-z][\w.-]*\d +\| "  # Docker Compose
+    r"|(?:\[\d+m)?\([^()]*\bpid=\d+[^()]*\)(?:\[0m)? "  # Ray, whose escape characters may be lost
+    r"))\s?"
+)
 
 
 class Message(Struct, frozen=True):
@@ -185,15 +69,26 @@ class Message(Struct, frozen=True):
         return None if found is None else in_bytes(next(filter(None, found.groups())))
 
     @property
-    def detail(self) -> int:
-        """Return a number that compares messages: higher for more figures, lowest for a killed process.
+    def without_figures(self) -> tuple[WithoutFigures, re.Match[str]] | None:
+        """Return the first of `WITHOUT_FIGURES` that the message matches, and its match, or None."""
+        searched = ((one, one.pattern.search(self.text)) for one in WITHOUT_FIGURES)
+        return next(((one, found) for one, found in searched if found is not None), None)
 
-        It is 1 plus the number of figures if the message names the requested size. Otherwise it is 1 if the
-        message matches a pattern other than `_KILLED`, else 0.
+    @property
+    def detail(self) -> int | None:
+        """Return a number that compares messages, higher if more is known, or None if it tells of no error.
+
+        It is 3 if PyTorch's allocator names the requested and the allocated size, 2 if only the requested
+        size, else that of `WITHOUT_FIGURES`.
         """
-        if self.figure("requested") is not None:
-            return 1 + sum(self.figure(name) is not None for name in _FIGURES)
-        return int(any(one.pattern.search(self.text) for one in WITHOUT_FIGURES if one is not _KILLED))
+        if MESSAGE.search(self.text) is not None and self.figure("requested") is not None:
+            return 2 if self.figure("allocated") is None else 3
+        return None if self.without_figures is None else self.without_figures[0].detail
+
+    @property
+    def is_before_2_1(self) -> bool:
+        """Return whether the message has the wording of torch before 2.1."""
+        return "already allocated" in self.text and "total capacity;" in self.text
 
     @property
     def reserved_bytes(self) -> int | None:
@@ -286,21 +181,22 @@ class _Reader:
 
     def end(self) -> Iterator[Message]:
         """Yield the message that is not yet ended, if there is one."""
-        if self._text:
-            yield Message(" ".join(self._text), self._frames)
-            self._text = []
+        message = Message(" ".join(self._text), self._frames)
+        if message.detail is not None:
+            yield message
+        self._text = []
 
 
 def read_messages(lines: Iterable[str]) -> Iterator[Message]:
-    """Yield the messages of a log, whose lines may begin with the number of the rank that wrote them."""
+    """Yield the messages of a log, whose lines may begin with the name of the process that wrote them."""
     readers = {"": _Reader()}
     for raw in lines:
         for line in _printed(raw):
-            found = _RANK.match(line)
-            rank = found["number"] if found is not None and found["mark"] else ""
-            if rank not in readers and len(readers) < _MOST_RANKS:
-                readers[rank] = _Reader()
-            reader = readers.get(rank, readers[""])
+            found = _WRITER.match(line)
+            writer = (found["writer"] if found is not None else None) or ""
+            if writer not in readers and len(readers) < _MOST_WRITERS:
+                readers[writer] = _Reader()
+            reader = readers.get(writer, readers[""])
             yield from reader.read(line if found is None else line[found.end() :])
     for reader in readers.values():
         yield from reader.end()

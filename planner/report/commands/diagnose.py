@@ -96,7 +96,7 @@ def _help(diagnosis: Diagnosis) -> list[Block]:
         for one in diagnosis.would_help
     ]
     columns = (
-        Column("With PYTORCH_ALLOC_CONF"),
+        Column(f"With {diagnosis.alloc_conf}"),
         Column("fits"),
         Column("MiB reserved", is_number=True, rank=1),
         Column("because", rank=2),

@@ -125,6 +125,12 @@ def test_the_figures_of_a_message_decide(message: str, cause: Cause, mib: tuple[
         "RuntimeError: CUDA error: out of memory",
         "torch.distributed.DistBackendError: NCCL error: Cuda failure 2 'out of memory'",
         "Error out of memory at line 380 in file /src/bitsandbytes/csrc/pythonInterface.c",
+        "[rank3]: Failed to CUDA calloc async 24 bytes",
+        "RuntimeError: cuda runtime error (2) : out of memory at /pytorch/aten/src/THC/THCStorage.cu:58",
+        "RuntimeError: Triton Error [CUDA]: out of memory",
+        "CudaAPIError: [2] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY",
+        "RuntimeError: CUDA out of memory",
+        "ERROR - HIP out of memory. Skipping batch",
     ],
 )
 def test_a_status_alone_decides_nothing(line: str) -> None:
@@ -154,12 +160,6 @@ def test_a_status_alone_decides_nothing(line: str) -> None:
             "--shm-size",
             None,
         ),
-        ("  traceback : Signal 9 (SIGKILL) received by PID 3021", "killed from outside", None),
-        ("./run.sh: line 3: 12345 Killed                  python train.py", "killed from outside", None),
-        ("Killed", "killed from outside", None),
-        ("    Exit Code:    137", "killed from outside", None),
-        ("[launch.py:347:sigkill_handler] exits with return code = -9", "killed from outside", None),
-        ("['python', 'a.py']' died with <Signals.SIGKILL: 9>.", "killed from outside", None),
         ("      Reason:       OOMKilled", "more memory of the host", None),
         ("Task was killed due to the node running low on memory.", "more memory of the host", None),
         ("Memory cgroup out of memory: Killed process 71 (python)", "more memory of the host", None),
@@ -168,6 +168,11 @@ def test_a_status_alone_decides_nothing(line: str) -> None:
         ("=>> PBS: job killed: mem 133kb exceeded limit 131kb", "more memory of the host", None),
         ("MemoryError", "fewer workers", None),
         ("OSError: [Errno 12] Cannot allocate memory", "fewer workers", None),
+        ("terminate called after throwing an instance of 'std::bad_alloc'", "fewer workers", None),
+        ("RuntimeError: unable to mmap 4096 bytes from file </a>: Cannot allocate memory (12)", "less", 4096),
+        ("OSError: [WinError 1455] The paging file is too small", "fewer workers", None),
+        ("unable to write to file </torch_9_8_0>: No space left on device (28)", "--shm-size", None),
+        ("RuntimeError: DataLoader worker (pid(s) 7, 9) exited unexpectedly", "num_workers=0", None),
     ],
 )
 def test_memory_of_the_host_is_told_apart(line: str, words: str, requested_bytes: int | None) -> None:
@@ -175,6 +180,76 @@ def test_memory_of_the_host_is_told_apart(line: str, words: str, requested_bytes
     found = diagnosis_of(line)
     assert (found.cause, found.is_of_host) == (Cause.UNKNOWN, True)
     assert (found.requested_bytes, words in found.reason) == (requested_bytes, True)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "  traceback : Signal 9 (SIGKILL) received by PID 3021",
+        "./run.sh: line 3: 12345 Killed                  python train.py",
+        "Killed",
+        "Epoch 3:  45%|####5     | 45/100 [00:10<00:12,  4.4it/s]Killed",
+        "srun: error: n01: task 0: Killed",
+        "    Exit Code:    137",
+        "command terminated with exit code 137",
+        "[launch.py:347:sigkill_handler] exits with return code = -9",
+        "['python', 'a.py']' died with <Signals.SIGKILL: 9>.",
+    ],
+)
+def test_a_killed_process_does_not_say_why(line: str) -> None:
+    """Signal 9 comes for want of host memory, and for other reasons: neither is claimed."""
+    found = diagnosis_of(line)
+    assert (found.cause, found.is_of_host) == (Cause.UNKNOWN, False)
+    assert "killed from outside" in found.reason and "for other reasons" in found.reason
+
+
+def test_a_limit_of_time_is_no_failed_request() -> None:
+    """Slurm then kills the tasks."""
+    found = diagnosis_of(
+        "slurmstepd: error: *** JOB 7 ON n01 CANCELLED AT 2025-01-01T00:00:00 DUE TO TIME LIMIT ***\n"
+        "srun: error: n01: task 0: Killed\n"
+    )
+    assert (found.cause, "limit of time" in found.reason) == (Cause.NO_FAILURE, True)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "OutOfMemoryError: Out of memory allocating 80,000,000 bytes (allocated so far: 512 bytes).",
+        "XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 4294967296 bytes.",
+        "OOM when allocating tensor with shape[64,256] and type float on /job:localhost/device:GPU:0",
+    ],
+)
+def test_figures_of_other_allocators_are_not_read(line: str) -> None:
+    """CuPy, JAX and TensorFlow have allocators of their own."""
+    found = diagnosis_of(line)
+    assert (found.cause, "no figures are read" in found.reason) == (Cause.UNKNOWN, True)
+
+
+def test_a_warning_of_torch_is_no_failure_yet() -> None:
+    """torch 2.13 warns whenever CUDA refuses, also before it releases cached memory and asks again."""
+    warning = (
+        "[W1130 01:46:23.07 CUDACachingAllocator.cpp:3933] memory allocation failed with OOM on device 0 "
+        "while trying to allocate 20971520 bytes (free: 2915041, total: 1047296737).\n"
+    )
+    found = diagnosis_of(warning)
+    assert (found.cause, found.requested_bytes) == (Cause.UNKNOWN, 20 * MIB)
+    assert "whether the request failed is in the error" in found.reason
+    assert diagnosis_of(2 * warning + MESSAGE).notes == diagnosis_of(MESSAGE).notes
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '[INFO] To avoid "CUDA out of memory" use a smaller --batch-size',
+        "if you see CUDA out of memory errors, lower the batch",
+        "CUDA out of memory errors are retried",
+    ],
+)
+def test_advice_on_a_message_is_none(line: str) -> None:
+    """The words alone are no error."""
+    error = 'Traceback (most recent call last):\n  File "a.py", line 3, in <module>\nValueError: bad shape'
+    assert diagnose_log(f"{line}\nepoch 1 done\n{error}\n".splitlines()) is None
 
 
 @pytest.mark.parametrize(
@@ -405,6 +480,50 @@ def test_a_function_that_evaluates_is_the_cause(function: str) -> None:
     assert diagnosis_of(head + message).cause is Cause.EVALUATION
 
 
+LIBRARY = "/x/site-packages/"
+
+
+@pytest.mark.parametrize(
+    ("frames", "cause"),
+    [
+        ([("main.py", "main", "test(model)"), ("main.py", "test", "model(x)")], Cause.EVALUATION),
+        (
+            [("main.py", "main", "fit()"), (LIBRARY + "lightning/s.py", "validation_step", "x")],
+            Cause.EVALUATION,
+        ),
+        # within a model's forward pass
+        (
+            [
+                (LIBRARY + "sam/decoder.py", "forward", "x"),
+                (LIBRARY + "sam/decoder.py", "predict_masks", "y"),
+            ],
+            Cause.TOO_LARGE,
+        ),
+        (
+            [(LIBRARY + "yolo/tasks.py", "forward", "x"), (LIBRARY + "yolo/tasks.py", "predict", "y")],
+            Cause.TOO_LARGE,
+        ),
+        # checks of arguments
+        ([(LIBRARY + "torch/distributions/d.py", "_validate_sample", "x")], Cause.TOO_LARGE),
+        # training
+        ([("main.py", "train_and_evaluate", "train()"), ("main.py", "train_epoch", "x")], Cause.TOO_LARGE),
+        (
+            [
+                ("main.py", "evaluate_loss", "loss.backward()"),
+                (LIBRARY + "torch/_tensor.py", "backward", "x"),
+            ],
+            Cause.TOO_LARGE,
+        ),
+    ],
+)
+def test_functions_that_train_or_are_of_a_model_evaluate_nothing(
+    frames: list[tuple[str, str, str]], cause: Cause
+) -> None:
+    """A name such as `predict` says that a loop evaluates only outside of a model's forward pass."""
+    lines = [f'  File "{file}", line 7, in {function}\n    {code}\n' for file, function, code in frames]
+    assert diagnosis_of("".join(["Traceback (most recent call last):\n", *lines, MESSAGE])).cause is cause
+
+
 def test_an_evaluation_is_noted_beside_another_cause() -> None:
     """Memory in pieces is the cause, and the evaluation that met it is a note."""
     head = TRACEBACK.format(call="validate(model)", function="validate")
@@ -442,6 +561,24 @@ def test_the_most_detailed_message_counts() -> None:
     assert again.allocated_bytes == found.allocated_bytes
 
 
+def test_the_last_of_two_failures_counts() -> None:
+    """Figures that only one of them has, such as those of CUDA graphs, do not make it the answer."""
+    first = NEW.format("1.00 GiB", "23.69 GiB", "1.00 GiB", "", "22.5 GiB", "21.9 GiB", "0 bytes").replace(
+        "PyTorch, and", "PyTorch, with 300.00 MiB allocated in private pools (e.g., CUDA Graphs), and"
+    )
+    last = NEW.format("2.00 GiB", "23.69 GiB", "1.00 GiB", "", "22.5 GiB", "22.0 GiB", "0 bytes")
+    assert diagnosis_of(f"{first}\n\n{last}\n").requested_bytes == 2 * GIB
+
+
+def test_a_later_message_of_the_host_is_noted() -> None:
+    """A trainer may go on after an error of the GPU, and be killed for want of host memory in the end."""
+    message = OLD.format("64.00 MiB", "7.93 GiB", "7.31 GiB", "10.31 MiB", "7.32 GiB")
+    killed = "slurmstepd: error: Detected 1 oom_kill event in StepId=4242.batch."
+    notes = diagnosis_of(f"{message}\n\nepoch 2\n{killed}\n").notes
+    assert notes[1].startswith(f"a later message is of the host: {killed}")
+    assert not any("of the host" in note for note in diagnosis_of(f"{killed}\n\n{message}\n").notes)
+
+
 MESSAGE = NEW.format("2.00 GiB", "23.69 GiB", "1.00 GiB", "", "22.50 GiB", "21.90 GiB", "100.00 MiB")
 
 
@@ -459,8 +596,15 @@ def test_old_versions_write_the_capacity_without_an_i() -> None:
     assert (found.cause, found.total_bytes) == (Cause.OTHER_PROCESS, 24 * GIB)
 
 
-def test_a_place_is_of_the_rank_that_failed() -> None:
-    """Lines of two ranks alternate; rank 1 evaluates, rank 0 runs out of memory in the backward pass."""
+@pytest.mark.parametrize(
+    "writer",
+    [
+        "[rank{}]: ", "[default{}]:", "worker-{}: [rank3]: ", "worker-{}: ", "trainer-{}  | ",
+        "\x1b[36m(RayTrainWorker pid={}, ip=10.0.0.2)\x1b[0m ", "[36m(RayTrainWorker pid={})[0m ",
+    ],
+)  # fmt: skip
+def test_a_place_is_of_the_process_that_failed(writer: str) -> None:
+    """Lines of two processes alternate; one evaluates, the other runs out of memory in the backward pass."""
     zero = [
         "Traceback (most recent call last):", '  File "train.py", line 41, in main', "    loss.backward()",
         MESSAGE,
@@ -470,8 +614,9 @@ def test_a_place_is_of_the_rank_that_failed() -> None:
         "KeyboardInterrupt",
     ]  # fmt: skip
     pairs = zip(zero, one, strict=True)
-    found = diagnosis_of("".join(f"[rank0]: {a}\n[rank1]: {b}\n" for a, b in pairs))
-    assert (found.cause, found.site.line) == (Cause.TOO_LARGE, "train.py:41, in main")
+    text = "".join(f"{writer.format(0)}{a}\n{writer.format(1)}{b}\n" for a, b in pairs)
+    found = diagnosis_of(text)
+    assert (found.cause, found.site) == (Cause.TOO_LARGE, Place("train.py:41, in main", "loss.backward"))
 
 
 @pytest.mark.parametrize("prefix", ["{}: ", "1{}:15:32 ERROR "])
@@ -523,13 +668,59 @@ def test_the_message_of_cudamallocasync_has_figures() -> None:
     )  # fmt: skip
     found = diagnosis_of("\n".join(lines))
     assert (found.cause, found.requested_bytes, found.reserved_bytes) == (Cause.TOO_LARGE, 25 * MIB, None)
+    assert "12.8 MiB were free" in found.reason
 
 
 @pytest.mark.parametrize(("free", "fits"), [("60.00 MiB", None), ("40.00 MiB", False)])
 def test_what_is_left_decides_whether_joining_it_may_help(free: str, fits: bool | None) -> None:
     """With 10 MiB unused, 64 MiB may be found only if at least 54 MiB are free."""
-    found = diagnosis_of(OLD.format("64.00 MiB", "7.93 GiB", "7300.00 MiB", free, "7310.00 MiB"))
+    text = NEW.format("64.00 MiB", "7.93 GiB", free, "", "7400.00 MiB", "7300.00 MiB", "10.00 MiB")
+    found = diagnosis_of(text)
     assert (found.cause, [one.fits for one in found.would_help]) == (Cause.TOO_LARGE, [fits])
+
+
+HIP = NEW.replace("CUDA", "HIP").replace("PYTORCH_ALLOC", "PYTORCH_HIP_ALLOC")
+WINDOWS = 'Traceback (most recent call last):\n  File "C:\\u\\a.py", line 7, in main\n    f(x)\n'
+HINT = " If reserved memory is >> allocated memory try setting max_split_size_mb to avoid fragmentation."
+
+
+@pytest.mark.parametrize(
+    ("head", "form", "variable", "settings"),
+    [
+        ("", NEW, "PYTORCH_ALLOC_CONF", {"expandable_segments:True": (None, "a recorded history")}),
+        ("", HIP, "PYTORCH_HIP_ALLOC_CONF", {"expandable_segments:True": (None, "ROCm 7")}),
+        (WINDOWS, NEW, "PYTORCH_ALLOC_CONF", {"expandable_segments:True": (False, "on Windows")}),
+        (
+            "",
+            OLD + HINT,
+            "PYTORCH_CUDA_ALLOC_CONF",
+            {"expandable_segments:True": (False, "since 2.1"), "max_split_size_mb:128": (None, "try it")},
+        ),
+        ("", OLD, "PYTORCH_CUDA_ALLOC_CONF", {"expandable_segments:True": (False, "since 2.1")}),
+    ],
+)
+def test_settings_are_those_of_the_torch_that_wrote_the_message(
+    head: str, form: str, variable: str, settings: dict[str, tuple[bool | None, str]]
+) -> None:
+    """The wording tells the version, the name of the backend and the paths tell the platform."""
+    old = "64.00 MiB", "8.00 GiB", "7.00 GiB", "60.00 MiB", "7.50 GiB"
+    new = "64.00 MiB", "8.00 GiB", "60.00 MiB", "", "7.90 GiB", "7.00 GiB", "512.00 MiB"
+    found = diagnosis_of(head + form.format(*(old if form.startswith(OLD) else new)))
+    assert found.alloc_conf == variable
+    assert {one.setting: one.fits for one in found.would_help} == {
+        name: fits for name, (fits, _) in settings.items()
+    }
+    assert all(settings[one.setting][1] in one.reason for one in found.would_help)
+
+
+def test_more_than_the_gpu_has_is_of_the_host() -> None:
+    """The driver of Windows lends memory of the host."""
+    found = diagnosis_of(
+        NEW.format("200.00 MiB", "8.00 GiB", "0 bytes", "", "15.00 GiB", "14.50 GiB", "100.00 MiB")
+    )
+    assert found.notes[1].startswith(
+        "14.50 GiB were allocated on a GPU of 8,192.0 MiB: the driver lent memory"
+    )
 
 
 def test_what_was_in_use_adds_up() -> None:

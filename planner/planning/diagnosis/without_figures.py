@@ -1,0 +1,182 @@
+"""The messages of a log that do not say how much GPU memory was in use, and what follows from each."""
+
+import re
+
+from msgspec import Struct
+
+from planner.planning.diagnosis.diagnosis import Cause
+
+NUMBER = r"([\d.]+ ?(?:bytes|[KMGT]?i?B))"
+BACKENDS = "CUDA|HIP|XPU|MPS backend"
+
+
+def either(*forms: str) -> re.Pattern[str]:
+    """Return the pattern of texts that have one of the forms, in which SIZE stands for a size."""
+    return re.compile("|".join(form.replace("SIZE", NUMBER) for form in forms))
+
+
+class WithoutFigures(Struct, frozen=True):
+    """A pattern of messages that do not say how much memory was in use, and the cause that they imply."""
+
+    pattern: re.Pattern[str]
+    reason: str  # {what} stands for the words that the pattern found
+    is_of_host: bool = True
+    cause: Cause = Cause.UNKNOWN
+    detail: int = 1  # 0 if any other message says more
+
+
+WITHOUT_FIGURES = (
+    WithoutFigures(
+        either(
+            "(?:CUDNN|CUBLAS|CUSOLVER)_STATUS_ALLOC_FAILED",
+            "(?:CUDA|HIP)(?: driver)? error: out of memory",
+            r"cuda runtime error \(2\) : out of memory",  # torch before 1.0
+            r"Triton Error \[(?:CUDA|HIP)\]: out of memory",
+            "cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY",
+            r"Failed to CUDA calloc(?: async)? \d+ bytes",  # NCCL
+            "Cuda failure.{0,8}out of memory'?",
+            r"^Error out of memory at line \d+",  # bitsandbytes
+        ),
+        "{what} names no sizes, so that the cause is not decided: a library or the driver asked CUDA itself; "
+        "look for another process in nvidia-smi, or try a smaller batch",
+        is_of_host=False,
+    ),
+    WithoutFigures(
+        either(
+            rf"(?i:error|exception|fatal|warning)\W{{1,4}}(?:{BACKENDS}) out of memory",
+            rf"^(?:{BACKENDS}) out of memory(?:[.!]|$)",
+        ),
+        "{what} names no sizes, so that the cause is not decided: give the log with PyTorch's whole message",
+        is_of_host=False,
+    ),
+    WithoutFigures(
+        either(
+            r"Out of memory allocating [\d,]+ bytes(?= \(allocated so far)",  # CuPy
+            "RESOURCE_EXHAUSTED: Out of memory|Resource exhausted: OOM|OOM when allocating tensor",  # XLA
+            r"ran out of memory trying to allocate SIZE",  # BFC of TensorFlow and JAX
+        ),
+        "{what} is of a library with an allocator of its own, such as CuPy, JAX or TensorFlow, of which no "
+        "figures are read: if PyTorch uses the same GPU, limit what the other takes; see nvidia-smi",
+        is_of_host=False,
+    ),
+    WithoutFigures(
+        either(
+            "CANCELLED AT .* DUE TO TIME LIMIT",  # Slurm
+            "TERM_RUNLIMIT",  # LSF
+            r"PBS: job killed: walltime",
+        ),
+        "{what}: the scheduler ended the job at its limit of time; ask for more of it, or save checkpoints",
+        is_of_host=False,
+        cause=Cause.NO_FAILURE,
+    ),
+    WithoutFigures(
+        either(
+            "Unable to find a valid cuDNN algorithm",
+            "unable to find an engine to execute this computation",
+            "(?:CUDNN|CUBLAS)_STATUS_NOT_INITIALIZED",
+        ),
+        "{what} hides whether memory was the cause, as a library says so too if it has none for its "
+        "workspace or its handle: if a batch of one fails alike, memory was not the cause",
+        is_of_host=False,
+    ),
+    WithoutFigures(
+        either("out of resource: shared memory"),
+        "Triton ran out of the memory of a multiprocessor that a kernel's threads share, not of the GPU's "
+        "memory: a smaller batch does not help; smaller blocks, fewer stages (num_stages) or another release "
+        "of the library that has the kernel may",
+        is_of_host=False,
+        cause=Cause.KERNEL,
+    ),
+    WithoutFigures(
+        either(
+            "No available memory for the cache blocks",
+            "larger than the maximum number of tokens that can be stored in KV cache",
+            "KV cache is needed, which is larger than the available KV cache memory",
+        ),
+        "vLLM loaded the weights, and the rest of its share of the GPU is too small for the cache: lower "
+        "max_model_len, raise gpu_memory_utilization, or shard over more GPUs; planner serve finds how many "
+        "sequences fit",
+        is_of_host=False,
+        cause=Cause.TOO_LARGE,
+    ),
+    WithoutFigures(
+        either(r"Free memory on device .* on startup is less than desired GPU memory utilization"),
+        "vLLM found less memory free than its share of the GPU: another process has the rest, as nvidia-smi "
+        "shows, or lower gpu_memory_utilization",
+        is_of_host=False,
+        cause=Cause.OTHER_PROCESS,
+    ),
+    WithoutFigures(
+        either(
+            r"Not enough memory\. Please try to increase --mem-fraction-static",  # SGLang
+            r"Not enough memory to handle \d+ prefill tokens",  # TGI
+        ),
+        "the server loaded the weights, and too little of the GPU was left for the texts that it must hold: "
+        "shorten them, give it a larger share of the GPU, or shard over more GPUs",
+        is_of_host=False,
+        cause=Cause.TOO_LARGE,
+    ),
+    WithoutFigures(
+        either(
+            "DefaultCPUAllocator: .*?tried to allocate SIZE",
+            "Unable to allocate SIZE for an array",
+            "^MemoryError|std::bad_alloc",
+            r"\[Errno 12\] Cannot allocate memory",
+            "unable to mmap SIZE from file .*Cannot allocate memory",
+            r"\[WinError 1455\]|[Tt]he paging file is too small",
+        ),
+        "the memory of the host ran out, not a GPU's; load less at once, or use fewer workers",
+    ),
+    WithoutFigures(
+        either(
+            r"DataLoader worker \(pid.*?\) is killed by signal: Killed",
+            "OOMKilled",  # Kubernetes, Docker
+            "oom[-_]kill event|out-of-memory handler|exceeded (?:job |step )?memory limit",  # Slurm
+            "Exceeded job memory limit|srun: error: .*: Out Of Memory",
+            "TERM_MEMLIMIT",  # LSF
+            "PBS: job killed: v?mem",
+            "due to the node running low on memory",  # Ray
+            "invoked oom-killer|oom-kill:constraint|[Oo]ut of memory: Killed process",  # Linux
+        ),
+        "the memory of the host ran out, not a GPU's, and a process was killed for it; use fewer workers, "
+        "let them prefetch less, or ask for more memory of the host",
+    ),
+    WithoutFigures(
+        either(
+            r"insufficient shared memory \(shm\)",
+            r"DataLoader worker \(pid.*?\) is killed by signal: Bus error",
+            "unable to (?:write to|open|mmap|allocate|resize) .*</torch_.*No space left on device",
+        ),
+        "the shared memory of the host (/dev/shm) ran out, through which workers hand over batches; give the "
+        "container more (docker run --shm-size or --ipc=host), or use fewer workers",
+    ),
+    WithoutFigures(
+        either(r"DataLoader worker \(pid.*?\) exited unexpectedly"),
+        "a worker of a loader ended without an error: it was killed, as Linux does if the memory of the host "
+        "runs out, or it crashed; num_workers=0 shows the error of a crash",
+    ),
+    WithoutFigures(
+        either(r"memory (?:mapping|allocation) failed with OOM on device \d+ while trying to allocate SIZE"),
+        "{what}: torch 2.13 and newer also warn so if they then release cached memory and have enough; "
+        "whether the request failed is in the error that follows, which the log does not have",
+        is_of_host=False,
+        detail=0,
+    ),
+    WithoutFigures(
+        either(
+            r"Signal 9 \(SIGKILL\) received by PID",
+            r"exitcode\s*: -9\b",
+            r"return code = -9\b",  # DeepSpeed's launcher
+            r"died with <Signals\.SIGKILL",  # accelerate launch
+            r"[Ee]xit [Cc]ode:?\s+137\b",  # containers
+            r"(?:^|\]|: task \d+: )Killed(?: |$)",  # shells, after a progress bar too; Slurm
+            r": line \d+: +\d+ Killed",
+            r"zsh: killed",
+        ),
+        "a process was killed from outside (signal 9), as Linux and schedulers do if the memory of the host "
+        "runs out, and for other reasons; the log of the kernel (dmesg) or of the scheduler says whether it "
+        "was that",
+        is_of_host=False,
+        detail=0,
+    ),
+)

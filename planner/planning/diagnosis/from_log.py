@@ -84,7 +84,7 @@ def _without_figures(message: Message) -> Diagnosis:
     place = _place(message.frames)
     assert message.without_figures is not None  # else it is no message
     known, found = message.without_figures
-    reason = known.reason.format(what=found[0][:80])
+    reason = known.reason.format(what=found[0][:120])
     sizes = [in_bytes(size) for size in found.groups() if size]
     requested = sizes[0] if sizes else None
     if known.is_of_host:

@@ -68,6 +68,11 @@ def diagnose_history(history: History, source: str) -> Diagnosis:
     if ends:
         site = _site(history, history.events[end])
         cause, reason = _cause(site, history.events[end].size_bytes, levels[at], reserved, growth, helps)
+        if cause is Cause.TOO_LARGE and _is_first_step(history, end):
+            cause, reason = (
+                Cause.FIRST_STEP,
+                f"{reason}; it happened in the optimizer's first step, which allocates its state",
+            )
         if cause is not Cause.EVALUATION and names_evaluation(site.op):
             notes = (_evaluation_text(site), *notes)
     else:
@@ -130,6 +135,20 @@ def _cause(
     if is_in_pieces:
         reason = f"{reason}; {unused}, in pieces, and none of the settings below would have joined enough"
     return Cause.TOO_LARGE, reason
+
+
+def _is_first_step(history: History, end: int) -> bool:
+    """Return whether an optimizer asked, and no module has run since an optimizer first allocated.
+
+    False if blocks were in use before the history began, as earlier steps may have been.
+    """
+    if not history.categories or any(block.in_use for state in history.start for block in state.blocks):
+        return False
+    asked = (event.site for event in history.events[: end + 1] if event.action in ("alloc", "oom"))
+    categories = [history.categories[site] for site in asked if site >= 0]
+    if not categories or categories[-1] is not Category.OPTIMIZER:
+        return False
+    return Category.ACTIVATION not in categories[categories.index(Category.OPTIMIZER) :]
 
 
 def _evaluation_text(site: Site) -> str:

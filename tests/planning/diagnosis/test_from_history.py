@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.allocator.blocks import SegmentState
+from planner.allocator.blocks import BlockState, SegmentState
 from planner.allocator.history import History, HistoryEvent
 from planner.planning.diagnosis import Cause, Held, Help, Place, diagnose_history
 from planner.program import Category, Site
@@ -209,6 +209,31 @@ def test_blocks_are_summed_by_category() -> None:
         Held("other", MIB, 1),
     )
     assert any("autograd's threads" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("sites", "start", "cause"),
+    [
+        ([0, 1, 1], (), Cause.FIRST_STEP),
+        ([0, 1, 0, 1], (), Cause.TOO_LARGE),  # of the second step
+        ([0, 1, 0], (), Cause.TOO_LARGE),  # not the optimizer's
+        (
+            [0, 1, 1],
+            (SegmentState(1 << 40, MIB, "large", (BlockState(1 << 40, MIB, True),)),),
+            Cause.TOO_LARGE,
+        ),
+    ],
+)
+def test_an_optimizer_that_asks_before_a_second_forward_pass_takes_its_first_step(
+    sites: list[int], start: tuple[SegmentState, ...], cause: Cause
+) -> None:
+    """Its state is allocated then; of a history that began later the number of the step is not known."""
+    *before, last = sites
+    blocks = [alloc(40 * at * MIB, 40, site) for at, site in enumerate(before)]
+    events = (segment(0, 40 * len(before)), *blocks, oom(30, last))
+    categories = (Category.ACTIVATION, Category.OPTIMIZER, None)
+    found = diagnose_history(history_of(*events, categories=categories, start=start), "a test")
+    assert (found.cause, "optimizer's first step" in found.reason) == (cause, cause is Cause.FIRST_STEP)
 
 
 def test_without_stacks_no_category_is_stated() -> None:

@@ -49,10 +49,10 @@ _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # What a launcher puts before each line of a process. A number alone may be a line's or an hour.
 _WRITER = re.compile(
     r"^\s*(?:\d+:|(?P<writer>"
-    r"(?:[A-Za-z][\w.-]*\d: ?)?(?:\[(?:rank|default)? ?\d+\]|(?:rank|default) ?\d+):"  # torchrun, pdsh
-    r"|[A-Za-z][\w.-]*\d: "  # pdsh
-    r"|[A-Za-z][\w.-]*\d +\| "  # Docker Compose
-    r"|(?:\[\d+m)?\([^()]*\bpid=\d+[^()]*\)(?:\[0m)? "  # Ray, whose escape characters may be lost
+    r"(?:[A-Za-z][\w.-]{0,99}\d: ?)?(?:\[(?:rank|default)? ?\d+\]|(?:rank|default) ?\d+):"  # torchrun, pdsh
+    r"|[A-Za-z][\w.-]{0,99}\d: "  # pdsh
+    r"|[A-Za-z][\w.-]{0,99}\d +\| "  # Docker Compose
+    r"|(?:\[\d+m)?\([^()]{0,99}\bpid=\d+[^()]{0,99}\)(?:\[0m)? "  # Ray, whose escape characters may be lost
     r"))\s?"
 )
 

@@ -43,7 +43,7 @@ WITHOUT_FIGURES = (
     ),
     WithoutFigures(
         either(
-            rf"(?i:error|exception|fatal|warning)\W{{1,4}}(?:{BACKENDS}) out of memory",
+            rf"(?:rror|RROR|xception|WARNING|FATAL)\W{{1,4}}(?:{BACKENDS}) out of memory",
             rf"^(?:{BACKENDS}) out of memory(?:[.!]|$)",
         ),
         "{what} names no sizes, so that the cause is not decided: give the log with PyTorch's whole message",
@@ -61,7 +61,7 @@ WITHOUT_FIGURES = (
     ),
     WithoutFigures(
         either(
-            "CANCELLED AT .* DUE TO TIME LIMIT",  # Slurm
+            "CANCELLED AT .{0,40} DUE TO TIME LIMIT",  # Slurm
             "TERM_RUNLIMIT",  # LSF
             r"PBS: job killed: walltime",
         ),
@@ -122,8 +122,8 @@ WITHOUT_FIGURES = (
             "Unable to allocate SIZE for an array",
             "^MemoryError|std::bad_alloc",
             r"\[Errno 12\] Cannot allocate memory",
-            "unable to mmap SIZE from file .*Cannot allocate memory",
-            r"\[WinError 1455\]|[Tt]he paging file is too small",
+            "unable to mmap SIZE from file .{0,300}Cannot allocate memory",
+            r"\[WinError 1455\]|paging file is too small",
         ),
         "the memory of the host ran out, not a GPU's; load less at once, or use fewer workers",
     ),
@@ -145,7 +145,7 @@ WITHOUT_FIGURES = (
         either(
             r"insufficient shared memory \(shm\)",
             r"DataLoader worker \(pid.*?\) is killed by signal: Bus error",
-            "unable to (?:write to|open|mmap|allocate|resize) .*</torch_.*No space left on device",
+            "unable to (?:write to|open|mmap|allocate|resize) .{0,9}</torch_.{0,99}No space left on device",
         ),
         "the shared memory of the host (/dev/shm) ran out, through which workers hand over batches; give the "
         "container more (docker run --shm-size or --ipc=host), or use fewer workers",

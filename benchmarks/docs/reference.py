@@ -91,7 +91,7 @@ def _python() -> Iterator[str]:
     for name, (module, _) in FUNCTIONS.items():
         yield f"::: {module}.{name}\n"
     yield "## Results\n"
-    for module, result in FUNCTIONS.values():
+    for module, result in (*FUNCTIONS.values(), ("planner.api.varying", "VaryingResult")):
         if result:
             yield f"::: {module}.{result}\n    options:\n      members: true\n"
     yield "## Jobs, GPUs, errors\n"

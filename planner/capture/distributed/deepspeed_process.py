@@ -16,6 +16,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from planner.capture.cuda.device_queries import Handle, Stream
 from planner.capture.cuda.devices import Placement
@@ -53,6 +54,8 @@ def deepspeed_process(ranks: int, placement: Placement) -> Iterator[None]:
         stack.enter_context(patched(holder, "ds_accelerator", make_accelerator(placement)))
         adam = importlib.import_module("deepspeed.ops.adam.fused_adam")
         stack.enter_context(patched(adam, "FusedAdamBuilder", _Operators))
+        # ZeRO 3 replaces it for the rest of the process (zero/partition_parameters.py).
+        stack.enter_context(patched(F, "linear", F.linear))
         for name in _WITH_STATE:
             stack.enter_context(_state_kept(importlib.import_module(f"deepspeed.{name}")))
         coordinator = importlib.import_module("deepspeed.runtime.zero.partitioned_param_coordinator")

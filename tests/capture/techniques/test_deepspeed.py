@@ -5,11 +5,12 @@ from math import ceil
 from typing import Any
 
 import pytest
+from torch.nn import functional as F
 
 from planner.allocator import UNLIMITED, replay_trace
 from planner.capture.session import record
 from planner.jobs import Loss, Mode, Optimizer
-from planner.program.events import Alloc, Category, Trace, validate
+from planner.program.events import Alloc, Category, Phase, PhaseStart, Trace, validate
 from tests.capture.techniques.test_sharding import WIDE, Net
 from tests.helpers.models import AMPERE, job_of, on_meta
 
@@ -95,7 +96,33 @@ def test_the_bucket_of_stage_3_is_one_block_of_gradients() -> None:
 
 
 def test_a_trace_leaves_nothing_behind() -> None:
-    """Traces of two jobs in a row are the same, whatever ran between."""
+    """Traces of two jobs in a row are the same, whatever ran between, and torch is as before."""
+    linear = F.linear
     first = trained(3)
     trained(1, 4)
     assert trained(3).events == first.events
+    assert F.linear is linear
+
+
+def test_it_evaluates_and_gathers_weights_before_the_last_step() -> None:
+    """Weights are gathered layer by layer, if the configuration says that they are saved whole."""
+    gathers = {
+        "zero_optimization": {"stage": 3, **BUCKETS_3, "stage3_gather_16bit_weights_on_model_save": True}
+    }
+    trace = trained(3, evaluate=True, more=gathers)
+    phases = [event.phase for event in trace.events if isinstance(event, PhaseStart) and event.step == 2]
+    evaluated = [Phase.INPUTS, Phase.EVALUATION] * 2
+    assert phases[:5] == [*evaluated, Phase.GATHERING]
+    assert Phase.GATHERING not in {
+        event.phase for event in trained(3).events if isinstance(event, PhaseStart)
+    }
+
+
+def test_a_batch_has_the_precision_of_the_configuration() -> None:
+    """A script converts its images as the engine converts the model."""
+    sizes = []
+    for enabled in (False, True):
+        events = trained(2, more={"bf16": {"enabled": enabled}}).events
+        begin = events.index(PhaseStart(1, Phase.INPUTS))
+        sizes += [event.size_bytes for event in events[begin : begin + 2] if isinstance(event, Alloc)]
+    assert sizes[0] == 2 * sizes[1]

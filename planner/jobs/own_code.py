@@ -142,6 +142,7 @@ class _File:
         self._classes = _classes_of(tree)
         self._functions = {node.name: node for node in tree.body if isinstance(node, _Function)}
         self._imported = dict(_imported_from_libraries(tree))
+        self._names = set(_names_of(tree))
         self._tree, self._folder = tree, folder
 
     @cached_property
@@ -152,10 +153,10 @@ class _File:
     def _name_in_library(self, name: str) -> str:
         """Return the name in transformers or TRL of an object that the file uses, or "" for other objects.
 
-        After a star import from one of the two, every unknown name counts as a name of that library, unless
-        it is a class of the file.
+        After a star import from one of the two, every name that the file neither defines nor imports counts
+        as a name of that library.
         """
-        if name in self._imported or "*" not in self._imported or name in self._classes:
+        if name in self._imported or "*" not in self._imported or name in self._names:
             return self._imported.get(name, "")
         return name
 

@@ -87,7 +87,7 @@ def clusters(
     start = perf_counter()
     _reject_what_is_searched(options, "--global-batch")
     if global_batch is None:
-        raise UsageError("--cluster: give the batch of all GPUs together as well, such as --global-batch 512")
+        raise UsageError("--global-batch: give the batch of all GPUs together, such as --global-batch 512")
     if cluster is not None:
         if any(given is not None for given in (devices, filter, min_mib, max_mib, gpus_per_node, most_gpus)):
             raise UsageError("--cluster: the file says which GPUs there are; remove the other choice")
@@ -102,7 +102,7 @@ def clusters(
             "whose communication is not modelled; choose others"
         )
     opened = _open_search(model, question, cards, seq, options)
-    rows = find_clusters(opened.search, opened.budgets, opened.request.on_progress)
+    rows = find_clusters(opened.search, opened.budgets)
     return ClusterResult(opened.table(rows, start))
 
 
@@ -125,7 +125,7 @@ def advise_cluster(
     if cluster is None:
         raise UsageError("--global-batch: give the GPUs there are as well, such as --cluster cluster.yaml")
     if global_batch is None:
-        raise UsageError("--cluster: give the batch of all GPUs together as well, such as --global-batch 512")
+        raise UsageError("--global-batch: give the batch of all GPUs together, such as --global-batch 512")
     cards, gpus_per_node, most_gpus = _read_cluster(Path(cluster))
     question = _question(global_batch, gpus_per_node, most_gpus)
     opened = _open_search(model, question, cards, seq, options)

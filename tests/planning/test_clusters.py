@@ -133,7 +133,7 @@ def test_tensor_parallel_is_tried_on_fewer_gpus() -> None:
     """5 GiB of activations and all 40 GiB of weights are too many for 1 GPU, and a half of both is not."""
     budget = make_budget({"gpu": "A100 40GB"})
     search, _ = search_of(8, 8)
-    (plans,) = find_clusters(search, [lambda job: budget], lambda text: None)
+    (plans,) = find_clusters(search, [lambda job: budget])
     found = [(plan.split.gpus, plan.split.recipe.checkpoint.value) for plan in plans.plans]
     assert found == [(2, "blocks"), (4, "none"), (8, "none")]
 
@@ -183,7 +183,7 @@ def test_numbers_of_gpus_divide_batch_and_nodes() -> None:
         ({"filter": "1g.5gb"}, "only slices of GPUs are left"),
         ({"seq": 8, "input": "8:int64"}, "--seq and --input"),
         ({"mode": "infer"}, "--mode infer"),
-        ({"global_batch": None, "cluster": "c.yaml"}, "--cluster: give the batch"),
+        ({"global_batch": None, "cluster": "c.yaml"}, "--global-batch: give the batch"),
     ],
 )
 def test_contradictions_are_refused(options: dict[str, Any], message: str) -> None:

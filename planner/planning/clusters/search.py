@@ -283,9 +283,7 @@ def _refusable(recipe: Recipe, job: Job) -> str:
     return "DDP" if recipe.gathers is Gathers.NEVER else ""
 
 
-def find_clusters(
-    search: ClusterSearch, budgets: Sequence[BudgetOf], on_progress: Callable[[str], None]
-) -> tuple[ClusterPlans, ...]:
+def find_clusters(search: ClusterSearch, budgets: Sequence[BudgetOf]) -> tuple[ClusterPlans, ...]:
     """Return the plans for each kind of GPU: one on the fewest GPUs, or several if there is only one kind."""
     most = MOST_PLANS if len(budgets) == 1 else 1
     return tuple(search.plans(budget_of, most) for budget_of in budgets)

@@ -33,11 +33,6 @@ STYLES: dict[Verdict, Style] = {
     Verdict.RISKY: "warning",
     Verdict.OUT_OF_MEMORY: "bad",
 }
-_MEANINGS = {
-    Verdict.TIGHT: "fits at the confidence, by retries or with less than the headroom left",
-    Verdict.RISKY: "most likely fits, and not at the confidence",
-    Verdict.OUT_OF_MEMORY: "most likely does not fit",
-}
 
 
 def check_document(

@@ -238,7 +238,7 @@ def _is_raised_by_torch(error: BaseException) -> bool:
     last = frames[-1]
     if last.filename.startswith((_TORCH, _HERE)):
         return True
-    return not (last.line or "").lstrip().startswith(("raise ", "raise", "assert"))
+    return re.match(r"\s*(raise|assert)\b", last.line or "") is None
 
 
 def _chain_of(error: BaseException) -> Iterator[BaseException]:

@@ -113,6 +113,7 @@ NO_FILES = {
     "planner/_support/atomic_write.py": "the one writer",
     "planner/_support/worker.py": "the pipe to the parent",
     "planner/api/watch.py": "an empty file, whose name no other process takes; torch writes the snapshot",
+    "planner/capture/cuda/saved_files.py": "a planned script's checkpoint, which goes with the plan",
     "planner/cli/__init__.py": "standard output and standard error",
     "planner/emulator/child/boot.py": "a reason for the planner, in a folder that goes with the run",
     "planner/emulator/child/build.py": "a library, in a folder that is renamed when it is whole",

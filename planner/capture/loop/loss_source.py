@@ -44,6 +44,8 @@ def returned_loss(output: Any) -> tuple[str, Any]:
     if named is not None:
         return "'loss'", named
     entries = [*_entries(output)]
+    if not entries:
+        raise TypeError(f"the model returns {kind_text(output)} without values, so there is no loss")
     scalars = (pair for pair in entries if floating_leaves(pair[1]) and getattr(pair[1], "shape", None) == ())
     name, loss = next(scalars, entries[0])
     return ("the first of the values" if loss is entries[0][1] else name), loss

@@ -300,6 +300,8 @@ def loss_of(kind: Loss, output: Any, target: Tensor | None) -> Tensor:
         loss: Tensor = output if isinstance(output, Tensor) else returned_loss(output)[1]
         return loss
     leaves = floating_leaves(output)
+    if not leaves:
+        raise TypeError("the output has no floating-point tensor, of which a loss could be computed")
     losses = [t.sum() if kind is Loss.SUM else _loss_of_one(kind, t, target) for t in leaves]
     total = losses[0]
     for other in losses[1:]:

@@ -136,8 +136,7 @@ class SizeFamily:
 
     def _add(self, size: Size, program: Program | None) -> None:
         self.captured[size] = program
-        can_be_fitted = program is not None and isinstance(program.rules, SignatureRules)
-        self._structures[size] = hash(_structure(program)) if program and can_be_fitted else None
+        self._structures[size] = hash(_structure(program)) if program and _can_be_fitted(program) else None
 
     def _alike(self) -> dict[Hashable, list[Size]]:
         """Return the captured sizes, grouped and keyed by the structure of their programs."""
@@ -208,6 +207,11 @@ def _spread(sizes: Sequence[Size], count: int) -> Iterable[Size]:
 
 
 # ---- programs of one structure
+
+
+def _can_be_fitted(program: Program) -> bool:
+    """Return whether formulas may give programs like this one at other sizes."""
+    return isinstance(program.rules, SignatureRules) and not program.pinned and program.unit == 1
 
 
 def _structure(program: Program) -> Hashable:

@@ -302,8 +302,8 @@ def _replacements() -> Iterator[Replacement]:
     yield Tensor, "numpy", _reading_array(Tensor.numpy)
     yield Tensor, "pin_memory", _pin
     yield Tensor, "record_stream", _record_stream
-    for holder, name, new in saved_files.replacements(lambda: _opened[-1].saved):
-        yield holder, name, _loading(new) if name == "load" else new
+    yield torch, "load", _loading(saved_files.loading(torch.load, lambda: _opened[-1].saved))
+    yield from saved_files.replacements(lambda: _opened[-1].saved)
     yield _device.DeviceContext, "__init__", _defaulting(_device.DeviceContext.__init__)
     making = _device.DeviceContext.__torch_function__
     yield _device.DeviceContext, "__torch_function__", _putting_defaults(making, constructors)

@@ -1,8 +1,9 @@
 """Save checkpoints of tensors without values, and leave the user's files as they are.
 
-A planned script may save to a path of a real checkpoint. A file that exists is never written: a copy in a
-temporary folder is written and read instead. Files that a script makes are deleted when the capture ends,
-since a later training run must not load them.
+A planned script may save to a path of a real checkpoint, directly, or by a rename or a copy of another file.
+`torch.save` and safetensors never write a file that exists: a file in a temporary folder is written and read
+in its place. Files that they make are deleted when the capture ends, since a later training run must not load
+them. Files that a script opens itself are written as in training.
 
 A file of safetensors gets its header, and zeros that take no space on disk. Its format is that of
 https://huggingface.co/docs/safetensors: the header's length in eight bytes, the header as JSON, the data.
@@ -13,8 +14,9 @@ import importlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
@@ -37,8 +39,9 @@ class SavedFiles:
 
     def __init__(self) -> None:
         self._made: dict[str, tuple[int, ...]] = {}  # by path: the identity of the file when written
-        self._copies: dict[str, str] = {}  # by the path of a file that existed: the path of its copy
+        self._copies: dict[str, str] = {}  # by the path of a file of the user: the file written in its place
         self._folder: TemporaryDirectory[str] | None = None
+        self._count = 0  # of the files in the folder
 
     @contextmanager
     def writing(self, target: Any) -> Iterator[Any]:
@@ -47,11 +50,14 @@ class SavedFiles:
             yield target
             return
         path = os.path.realpath(target)
-        if path not in self._made and os.path.lexists(path):
-            yield self._copy_of(path)
+        if self._is_of_user(path):
+            yield self._in_place_of(path)
             return
-        yield target
-        self._made[path] = _identity(path)
+        self._copies.pop(path, None)
+        try:
+            yield target
+        finally:
+            self._note(path)
 
     def to_read(self, source: Any) -> Any:
         """Return the path to read in place of the path `source`, or `source` itself if it is an open file."""
@@ -59,44 +65,89 @@ class SavedFiles:
             return source
         return self._copies.get(os.path.realpath(source), source)
 
-    def move(self, move: Callable[..., None], source: _Path, target: _Path) -> None:
-        """Rename a file; a file that the capture has written replaces no file of the user."""
+    def transfer(self, plain: Callable[..., Any], source: Any, target: Any, keeps_source: bool) -> Any:
+        """Rename or copy a file, or rename a folder; a written file replaces no file of the user.
+
+        `plain` is the function that the script called. A file that was written in place of a file of the user
+        counts as that file.
+        """
+        if not all(isinstance(one, str | os.PathLike) for one in (source, target)):
+            return plain(source, target)
         old, new = os.path.realpath(source), os.path.realpath(target)
-        if old not in self._made:
-            move(source, target)
-        elif new not in self._made and os.path.lexists(new):
-            move(source, self._copy_of(new))
-            del self._made[old]
+        written = self._copies.get(old)
+        if written is None and (old not in self._made or self._is_of_user(old)):
+            result = plain(source, target)
+            self._copies.pop(new, None)
+            if not keeps_source:
+                self._follow(old, new)
+            return result
+        if self._is_of_user(new):
+            if written is None:
+                written = self._in_place_of(new)
+                (shutil.copyfile if keeps_source else shutil.move)(old, written)
+            self._copies[new] = written
         else:
-            move(source, target)
-            self._made[new] = self._made.pop(old)
+            (plain if written is None else shutil.copyfile)(written or old, new)
+            self._copies.pop(new, None)
+            self._note(new)
+        if not keeps_source:
+            self._copies.pop(old, None)
+            self._made.pop(old, None)
+        return target
+
+    def remove(self, plain: Callable[..., None], path: Any, **given: Any) -> None:
+        """Delete a file, unless a file was written in its place, which is forgotten instead."""
+        is_path = isinstance(path, str | os.PathLike) and not given
+        if not is_path or self._copies.pop(os.path.realpath(path), None) is None:
+            plain(path, **given)
 
     def close(self) -> None:
-        """Delete the written files, except files that another process has changed."""
+        """Delete the written files, except files that have changed since."""
         for path, identity in self._made.items():
-            try:
+            with suppress(OSError):  # the script may have deleted it
                 if _identity(path) == identity:
                     Path(path).unlink()
-            except OSError:  # deleted by the script
-                continue
         self._made.clear()
         self._copies.clear()
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
 
-    def _copy_of(self, path: str) -> str:
+    def _is_of_user(self, path: str) -> bool:
+        """Return whether a path is of a file that exists and is not as this capture has written it."""
+        try:
+            return self._made.get(path) != _identity(path)
+        except OSError:
+            return False
+
+    def _in_place_of(self, path: str) -> str:
+        """Return the path of a new file that is written in place of a file of the user."""
         if self._folder is None:
             self._folder = TemporaryDirectory(prefix="planner-")
-        return self._copies.setdefault(path, f"{self._folder.name}/{len(self._copies)}")
+        self._count += 1
+        self._copies[path] = f"{self._folder.name}/{self._count}"
+        return self._copies[path]
+
+    def _note(self, path: str) -> None:
+        """Note that this capture has written a file, if the file exists."""
+        with suppress(OSError):
+            self._made[path] = _identity(path)
+
+    def _follow(self, old: str, new: str) -> None:
+        """Change the paths of written files in a folder that was renamed."""
+        for paths in (self._made, self._copies):
+            for path in [one for one in paths if one.startswith(f"{old}{os.sep}")]:
+                paths[new + path[len(old) :]] = paths.pop(path)  # type: ignore[assignment]
 
 
 def replacements(files: Callable[[], SavedFiles]) -> Iterator[Replacement]:
-    """Yield replacements for functions that write, read or rename checkpoints."""
+    """Yield replacements for functions that write checkpoints, or rename, copy or delete files."""
     yield torch, "save", _saving(torch.save, files)
-    yield torch, "load", _loading(torch.load, files)
+    yield shutil, "copyfile", _transferring(shutil.copyfile, files, keeps_source=True)
     for name in ("rename", "replace"):
-        yield os, name, _moving(getattr(os, name), files)
+        yield os, name, _transferring(getattr(os, name), files, keeps_source=False)
+    for name in ("remove", "unlink"):
+        yield os, name, _removing(getattr(os, name), files)
     yield torch.UntypedStorage, "data_ptr", _data_ptr(torch.UntypedStorage.data_ptr)
     if find_spec("safetensors") is not None:
         library: Any = importlib.import_module("safetensors.torch")
@@ -116,7 +167,9 @@ def _saving(plain: Callable[..., None], files: Callable[[], SavedFiles]) -> Call
     return save
 
 
-def _loading(plain: Callable[..., Any], files: Callable[[], SavedFiles]) -> Callable[..., Any]:
+def loading(plain: Callable[..., Any], files: Callable[[], SavedFiles]) -> Callable[..., Any]:
+    """Return a version of `torch.load` that reads the file written in place of a file of the user."""
+
     @functools.wraps(plain)
     def load(f: Any, *args: Any, **kwargs: Any) -> Any:
         return plain(files().to_read(f), *args, **kwargs)
@@ -124,15 +177,24 @@ def _loading(plain: Callable[..., Any], files: Callable[[], SavedFiles]) -> Call
     return load
 
 
-def _moving(plain: Callable[..., None], files: Callable[[], SavedFiles]) -> Callable[..., None]:
+def _transferring(
+    plain: Callable[..., Any], files: Callable[[], SavedFiles], keeps_source: bool
+) -> Callable[..., Any]:
     @functools.wraps(plain)
-    def move(src: Any, dst: Any, **given: Any) -> None:
-        if given or not isinstance(src, str | os.PathLike):
-            plain(src, dst, **given)
-        else:
-            files().move(plain, src, dst)
+    def transfer(src: Any, dst: Any, **given: Any) -> Any:
+        if given.keys() & {"src_dir_fd", "dst_dir_fd"}:
+            return plain(src, dst, **given)
+        return files().transfer(functools.partial(plain, **given), src, dst, keeps_source)
 
-    return move
+    return transfer
+
+
+def _removing(plain: Callable[..., None], files: Callable[[], SavedFiles]) -> Callable[..., None]:
+    @functools.wraps(plain)
+    def remove(path: Any, **given: Any) -> None:
+        files().remove(plain, path, **given)
+
+    return remove
 
 
 def _data_ptr(plain: Callable[[torch.UntypedStorage], int]) -> Callable[[torch.UntypedStorage], int]:

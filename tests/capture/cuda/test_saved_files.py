@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from planner.capture.cuda.saved_files import SavedFiles
 from planner.program.events import Alloc
 from tests.capture.models.test_own_step import BATCH, trace_code
 
@@ -73,18 +74,83 @@ def test_weights_that_are_read_to_the_gpu_take_its_memory(tmp_path: Path) -> Non
     assert copied == [batch, *weights] * 3
 
 
-@pytest.mark.parametrize("save", ["save_file(model.state_dict(), path)", "save_model(model, path)"])
-def test_tied_weights_are_saved_as_on_a_gpu(tmp_path: Path, save: str) -> None:
+@pytest.mark.parametrize(
+    ("save", "refused"), [("save_file(model.state_dict(), path)", True), ("save_model(model, path)", False)]
+)
+def test_tied_weights_are_saved_as_on_a_gpu(tmp_path: Path, save: str, refused: bool) -> None:
     """`save_model` saves them once, and `save_file` refuses them."""
-    path = str(tmp_path / "model.safetensors")
     lines = (
         "from safetensors.torch import load_model, save_file, save_model",
-        f"path = {path!r}",
+        f"path = {str(tmp_path / 'model.safetensors')!r}",
         "torch.nn.Module.register_parameter(model, 'tied', model.weight)",
-        *("try:", f"    {save}", "except RuntimeError as error:"),
-        "    assert 'share memory' in str(error) and 'save_file' in " + repr(save),
-        "else:",
-        "    load_model(model, path)",
+        "refused = False",
+        *(
+            "try:",
+            f"    {save}",
+            "except RuntimeError as error:",
+            "    refused = 'share memory' in str(error)",
+        ),
+        f"assert refused == {refused}",
+        f"refused or load_model(model, {str(tmp_path / 'model.safetensors')!r})",
     )
     code = CODE.format(folder=str(tmp_path), body="\n".join(f"    {line}" for line in lines))
     assert trace_code(tmp_path, code, "train_step", "64", "scalar:int64").batch == BATCH
+
+
+MINE, OTHER = b"weights of mine", b"other weights of mine"
+# How scripts save: the statements of a step. `old` and `mine` are paths of files of the user, and at the path
+# `free` is no file.
+CHAINS = {
+    "renamed over": "torch.save(state, old); os.replace(old, mine); torch.load(mine)",
+    "a temporary file renamed over": "number, name = tempfile.mkstemp(dir=folder); os.close(number); "
+    "torch.save(state, name); os.replace(name, mine); os.unlink(name)",
+    "copied over": "torch.save(state, free); shutil.copyfile(free, mine); torch.load(mine)",
+    "copied with its times": "torch.save(state, old); shutil.copy2(old, mine)",
+    "moved over": "torch.save(state, free); shutil.move(free, mine)",
+    "deleted": "torch.save(state, mine); os.remove(mine); torch.save(state, mine); torch.load(mine)",
+    "in a renamed folder": "os.makedirs(free); torch.save(state, os.path.join(free, 'x.pt')); "
+    "os.rename(free, free + str(len(os.listdir(folder))))",
+    "failed": "next(failed_saves(state, free))",
+    "saved anew": "torch.save(state, free); os.rename(free, free + '2'); torch.save(state, free)",
+}
+
+
+@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
+def test_files_of_the_user_survive_however_a_script_saves(tmp_path: Path, chain: str) -> None:
+    """Whatever becomes of the file that is saved, files that were there before are there, and no others."""
+    (tmp_path / "code").mkdir()
+    paths = {name: tmp_path / f"{name}.pt" for name in ("old", "mine")}
+    paths["old"].write_bytes(OTHER)
+    paths["mine"].write_bytes(MINE)
+    code = f"""
+import os, shutil, tempfile, torch
+from torch import nn
+
+folder = {str(tmp_path)!r}
+old, mine, free = (os.path.join(folder, name) for name in ("old.pt", "mine.pt", "free"))
+model = nn.Linear(64, 128).cuda()
+
+def failed_saves(state, path):
+    try:
+        torch.save([state, lambda: None], path)
+    except Exception:
+        yield
+
+def train_step(images, labels):
+    model(images.cuda()).sum().backward()
+    state = model.state_dict()
+    {chain}
+"""
+    assert trace_code(tmp_path / "code", code, "train_step", "64", "scalar:int64").batch == BATCH
+    assert (paths["old"].read_bytes(), paths["mine"].read_bytes()) == (OTHER, MINE)
+    assert sorted(path.name for path in tmp_path.rglob("*.*")) == ["mine.pt", "old.pt", "train.py"]
+
+
+def test_a_file_that_another_process_writes_meanwhile_stays(tmp_path: Path) -> None:
+    """It is not the file that the plan has made."""
+    files = SavedFiles()
+    with files.writing(tmp_path / "new.pt") as path:
+        Path(path).write_bytes(b"planned")
+    (tmp_path / "new.pt").write_bytes(MINE)
+    files.close()
+    assert (tmp_path / "new.pt").read_bytes() == MINE

@@ -204,6 +204,16 @@ def test_callbacks_and_methods_of_evaluations_run(
     assert all(note.startswith("not planned: callbacks after its evaluation: ") for note in left_out)
 
 
+def test_a_dataset_that_cannot_be_evaluated_does_not_stop_the_others(tmp_path: Path) -> None:
+    """Each dataset has its evaluation; the one that fails is named."""
+    several = CODE.replace('[{"text": [1] * 60}] * eval_rows', '{"a": rows, "b": [{"text": None}], "c": rows}')
+    trace = trace_of(job_of_trainer(tmp_path, several, model_args=(("eval_rows", 1), *EVALUATES)))
+    starts = [event.phase for event in trace.events if isinstance(event, PhaseStart)]
+    assert Phase.EVALUATION in starts
+    notes = [note for note in trace.notes if "evaluation" in note]
+    assert len(notes) == 2 and sum(note.startswith("not planned: the trainer's") for note in notes) == 1
+
+
 WRITES = """
 import torch
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, T5Config, T5ForConditionalGeneration

@@ -53,48 +53,59 @@ class Evaluation:
     def run(self, when: str) -> None:
         """Call the trainer's `evaluate`; an evaluation that fails becomes a note.
 
-        `when` is the time of all evaluations, for notes on the last of them.
-
-        Errors about reads of values are raised, and a PlannerError if the trainer has evaluation data.
+        `when` is the time of all evaluations, for notes. Errors about reads of values are raised, and a
+        PlannerError if the trainer has evaluation data.
         """
-        trainer = self._trainer
-        self._when, self.notes = when, ()
-        handler = trainer.callback_handler
-        try:
-            with (
-                patched(trainer, "get_eval_dataloader", self._load),
-                patched(trainer, "evaluation_loop", self._gathering_all(trainer.evaluation_loop)),
-                patched(trainer, "compute_metrics", self._metrics()),
-                patched(trainer, "log", lambda *_, **__: None),
-                patched(handler, "on_evaluate", self._calling_back(handler.on_evaluate)),
-            ):
+        trainer, handler = self._trainer, self._trainer.callback_handler
+        self._when = when
+        with (
+            patched(trainer, "get_eval_dataloader", self._find),
+            patched(trainer, "evaluation_loop", self._gathering_all(trainer.evaluation_loop)),
+            patched(trainer, "compute_metrics", self._metrics()),
+            patched(trainer, "log", lambda *_, **__: None),
+            patched(handler, "on_evaluate", self._calling_back(handler.on_evaluate)),
+        ):
+            try:
                 trainer.evaluate()
-        except Exception as error:
-            if isinstance(error, PlannerError) and trainer.eval_dataset is not None or reads_values(error):
-                raise
-            what = "the trainer's evaluation, which may take more memory"
-            self.notes += (f"{LEFT_OUT_NOTE}{what}: {sentence_of(error)}",)
+            except Exception as error:
+                self._leave_out(error)
 
-    def _load(self, eval_dataset: Any = None) -> "_EvaluationBatches":
-        """Return the batches of an evaluation dataset, given as itself, by its name, or by None."""
-        trainer = self._trainer
+    def _leave_out(self, error: Exception) -> None:
+        """Note that an evaluation failed, or raise the error."""
+        has_data = self._trainer.eval_dataset is not None
+        if isinstance(error, PlannerError) and has_data or reads_values(error):
+            raise error
+        what = "the trainer's evaluation, which may take more memory"
+        self._note(f"{LEFT_OUT_NOTE}{what}: {sentence_of(error)}")
+
+    def _note(self, text: str) -> None:
+        self.notes = tuple(dict.fromkeys((*self.notes, text)))
+
+    def _find(self, eval_dataset: Any = None) -> Any:
+        """Return an evaluation dataset, given as itself, by its name, or by None."""
         if isinstance(eval_dataset, str):
-            eval_dataset = trainer.eval_dataset[eval_dataset]
-        return _EvaluationBatches(
-            trainer, trainer.eval_dataset if eval_dataset is None else eval_dataset, self._name
-        )
+            return self._trainer.eval_dataset[eval_dataset]
+        return self._trainer.eval_dataset if eval_dataset is None else eval_dataset
 
     def _gathering_all(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `evaluation_loop` that runs the first batches and gathers the results of all batches."""
+        """Return `evaluation_loop` that runs the first batches and gathers the results of all batches.
 
-        def loop(dataloader: "_EvaluationBatches", *args: Any, **kwargs: Any) -> Any:
-            more = dataloader.gathered - dataloader.run
-            with (
-                _gathering(more, dataloader.run),
-                _generating_all_tokens(self._trainer) if dataloader.generates else nullcontext(),
-            ):
-                result = plain(dataloader, *args, **kwargs)
-            self.notes += (self._note(dataloader), *(_GENERATION_NOTES if dataloader.generates else ()))
+        The loop gets the dataset, and an error of one dataset does not stop the evaluation of others.
+        """
+
+        def loop(dataset: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                batches = _EvaluationBatches(self._trainer, dataset, self._name)
+                with (
+                    _gathering(batches.gathered - batches.run, batches.run),
+                    _generating_all_tokens(self._trainer) if batches.generates else nullcontext(),
+                ):
+                    result = plain(batches, *args, **kwargs)
+            except Exception as error:
+                self._leave_out(error)
+                return sys.modules[_TRAINER].EvalLoopOutput(None, None, metrics={}, num_samples=1)
+            for note in (self._description(batches), *(_GENERATION_NOTES if batches.generates else ())):
+                self._note(note)
             return result
 
         return loop
@@ -108,7 +119,7 @@ class Evaluation:
             except Exception as error:
                 if reads_values(error):
                     raise
-                self.notes += (f"{LEFT_OUT_NOTE}callbacks after its evaluation: {sentence_of(error)}",)
+                self._note(f"{LEFT_OUT_NOTE}callbacks after its evaluation: {sentence_of(error)}")
                 return control
 
         return call
@@ -117,7 +128,7 @@ class Evaluation:
         """Return a stand-in for `compute_metrics` that computes nothing, or None if the trainer has none."""
         return None if self._trainer.compute_metrics is None else lambda *given, **named: {}
 
-    def _note(self, batches: "_EvaluationBatches") -> str:
+    def _description(self, batches: "_EvaluationBatches") -> str:
         count, gathered = batches.count, batches.gathered
         what = "losses, predictions and labels" if batches.predicts else "losses"
         if count is None:

@@ -40,11 +40,12 @@ def diagnose_log(lines: Iterable[str]) -> Diagnosis | None:
     best = of_host = None
     best_detail = count = 0
     for message in read_messages(lines):
-        detail = message.detail or 0
-        count += detail > 0
+        detail, known = message.detail or 0, message.without_figures
+        is_of_host = detail < 3 and known is not None and known[0].is_of_host
+        count += detail > 1 and not is_of_host
         if detail >= best_detail:
             best, best_detail, of_host = message, detail, None
-        elif message.without_figures is not None and message.without_figures[0].is_of_host:
+        elif is_of_host:
             of_host = message
     if best is None:
         return None
@@ -59,7 +60,7 @@ def diagnose_log(lines: Iterable[str]) -> Diagnosis | None:
 
 def _diagnose(message: Message) -> Diagnosis:
     requested, allocated = message.figure("requested"), message.figure("allocated")
-    if requested is None or message.detail not in (2, 3):
+    if requested is None or message.detail not in (3, 4):
         return _without_figures(message)
     reserved, total = message.reserved_bytes, message.figure("total")
     cause, reason = _cause(message, requested, allocated, reserved)

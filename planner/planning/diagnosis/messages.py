@@ -78,11 +78,11 @@ class Message(Struct, frozen=True):
     def detail(self) -> int | None:
         """Return a number that compares messages, higher if more is known, or None if it tells of no error.
 
-        It is 3 if PyTorch's allocator names the requested and the allocated size, 2 if only the requested
-        size, else that of `WITHOUT_FIGURES`.
+        It is 4 if PyTorch's allocator names the requested and the allocated size, 3 if only the requested
+        size, else the `detail` of the pattern of `WITHOUT_FIGURES` that the message matches.
         """
         if MESSAGE.search(self.text) is not None and self.figure("requested") is not None:
-            return 2 if self.figure("allocated") is None else 3
+            return 3 if self.figure("allocated") is None else 4
         return None if self.without_figures is None else self.without_figures[0].detail
 
     @property

@@ -22,7 +22,7 @@ class WithoutFigures(Struct, frozen=True):
     reason: str  # {what} stands for the words that the pattern found
     is_of_host: bool = True
     cause: Cause = Cause.UNKNOWN
-    detail: int = 1  # 0 if any other message says more
+    detail: int = 2  # less if other messages say more
 
 
 WITHOUT_FIGURES = (
@@ -68,6 +68,7 @@ WITHOUT_FIGURES = (
         "{what}: the scheduler ended the job at its limit of time; ask for more of it, or save checkpoints",
         is_of_host=False,
         cause=Cause.NO_FAILURE,
+        detail=1,
     ),
     WithoutFigures(
         either(

@@ -575,7 +575,7 @@ def test_a_later_message_of_the_host_is_noted() -> None:
     message = OLD.format("64.00 MiB", "7.93 GiB", "7.31 GiB", "10.31 MiB", "7.32 GiB")
     killed = "slurmstepd: error: Detected 1 oom_kill event in StepId=4242.batch."
     notes = diagnosis_of(f"{message}\n\nepoch 2\n{killed}\n").notes
-    assert notes[1].startswith(f"a later message is of the host: {killed}")
+    assert any(note.startswith(f"a later message is of the host: {killed}") for note in notes)
     assert not any("of the host" in note for note in diagnosis_of(f"{killed}\n\n{message}\n").notes)
 
 
@@ -738,3 +738,19 @@ def test_what_was_in_use_adds_up() -> None:
 def test_a_log_without_a_message_has_no_diagnosis(text: str) -> None:
     """Nothing is guessed."""
     assert diagnose_log(text.splitlines(keepends=True)) is None
+
+
+def test_a_limit_of_time_says_less_than_an_error_before_it() -> None:
+    """Other ranks wait for the rank that failed until the scheduler ends the job."""
+    found = diagnosis_of(
+        "RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED\n"
+        "slurmstepd: error: *** JOB 7 ON n01 CANCELLED AT 2025-01-01T00:00:00 DUE TO TIME LIMIT ***\n"
+    )
+    assert found.cause is Cause.UNKNOWN and "CUDNN_STATUS_ALLOC_FAILED" in found.reason
+
+
+def test_messages_of_the_host_do_not_count_as_messages_of_a_gpu() -> None:
+    """A note on several messages counts those of the GPU."""
+    notes = diagnosis_of(f"{MESSAGE}\n      Reason:       OOMKilled\n").notes
+    assert not any("such messages" in note for note in notes)
+    assert any("such messages" in note for note in diagnosis_of(f"{MESSAGE}\n\n{MESSAGE}\n").notes)

@@ -184,8 +184,7 @@ class _File:
 
         Raises UsageError for a method of an object that trains.
         """
-        assigned = (node for node in self._tree.body if isinstance(node, ast.Assign))
-        values = [one.value for one in assigned if name in map(_last_name, one.targets)]
+        values = [value for targets, value in _assigned(self._tree) if name in map(_last_name, targets)]
         kind = self._kind_of_call(values[-1], ()) if values else CodeKind.MODEL
         if not method:
             return kind
@@ -291,6 +290,15 @@ class _File:
         if any(_MODELS.search(self._name_in_library(one)) for one in (name, _last_name(owner))):
             return CodeKind.TRANSFORMERS
         return CodeKind.MODEL if made is None else self._kind_of_class(made)
+
+
+def _assigned(tree: ast.Module) -> Iterator[tuple[list[ast.expr], ast.expr]]:
+    """Yield the targets and the value of each assignment at a file's top level."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign):
+            yield node.targets, node.value
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            yield [node.target], node.value
 
 
 def _names_of(tree: ast.Module) -> Iterator[str]:

@@ -240,7 +240,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 def kind_text(value: object) -> str:
     """Return the name of a value's class with its article, such as "an int"."""
     name = type(value).__name__
-    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+    return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
 
 
 def shown(text: str) -> str:

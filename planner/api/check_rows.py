@@ -32,10 +32,10 @@ def plan_rows(checked: CheckJob, options: Options, searches: Callable[[Verdict],
         given = options_on(checked, device, options)
         try:
             request = open_request(checked.job, given, checked.batch)
+            if programs is None:
+                programs = request.programs()
         except UsageError as error:
             raise UsageError(f"{checked.where}: {error}") from error
-        if programs is None:
-            programs = request.programs()
         yield _row(checked, device, request, programs, searches)
 
 

@@ -48,8 +48,10 @@ def detected_device(gpu: str, versions: Versions, folder: Path = DEVICES_FOLDER)
     total_bytes, usable_bytes = versions.nvml_total_bytes, versions.torch_total_bytes
     if total_bytes is None and usable_bytes is None:
         raise UsageError(f"{gpu}: its memory is not known; give --gpu-mib N as nvidia-smi shows it")
-    source = "NVML on this machine" if usable_bytes is None else "torch on this machine"
-    total = SourcedBytes(total_bytes or usable_bytes or 0, "NVML on this machine", kind=FigureKind.MEASURED)
+    by_nvml, by_torch = "NVML on this machine", "torch on this machine"
+    source = by_nvml if usable_bytes is None else by_torch
+    seen_by = by_torch if total_bytes is None else by_nvml
+    total = SourcedBytes(total_bytes or usable_bytes or 0, seen_by, kind=FigureKind.MEASURED)
     usable = generic_usable(total.value)
     if usable_bytes is not None:
         usable = SourcedBytes(usable_bytes, source, kind=FigureKind.MEASURED)

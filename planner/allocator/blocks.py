@@ -12,7 +12,7 @@ SegmentAction = Literal["segment_alloc", "segment_free", "segment_map", "segment
 
 
 class SegmentEvent(NamedTuple):
-    """A change of the reserved memory, named as in `torch.cuda.memory._record_memory_history`."""
+    """A change of the reserved memory; `action` is named as by `torch.cuda.memory._record_memory_history`."""
 
     action: SegmentAction
     address: int

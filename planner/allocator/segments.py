@@ -212,7 +212,10 @@ class Segments:
         return self.lowest_address
 
     def _new_rank(self, address: int) -> int:
-        """Return the rank of a new segment or virtual range (`Block::registration_counter`)."""
+        """Return the key by which a new segment or virtual range is ordered among free blocks of equal size.
+
+        Source: `Block::registration_counter`.
+        """
         self._first_rank += self._rank_step
         return self._first_rank + address
 

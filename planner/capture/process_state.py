@@ -171,7 +171,7 @@ def _note_modes() -> Callable[[], None]:
     default, current = _default_device_context(), device_mode.CURRENT_DEVICE
 
     def restore() -> None:
-        """Exit the modes that were entered since `_note_modes` was called, innermost first."""
+        """Exit the modes that were entered since `_note_modes` was called, one kind after another."""
         while torch._C._len_torch_dispatch_stack() > dispatch:
             torch._C._pop_torch_dispatch_stack(None)
         if _function_modes() != functions:

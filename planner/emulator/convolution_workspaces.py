@@ -85,7 +85,7 @@ class DefaultWorkspaces:
         return self._source.following(capability, sm_count, convolution, size_bytes)
 
     def account(self, capability: tuple[int, int], sm_count: int) -> WorkspaceAccount:
-        """Return an account of the workspaces' source, and of convolutions without a good answer."""
+        """Return the source of the workspaces, and the share of convolutions with uncertain workspaces."""
         return self._source.account(capability, sm_count)
 
 

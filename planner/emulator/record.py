@@ -29,7 +29,7 @@ class StepPeaks(Struct, frozen=True):
 
 
 class OtherProcess(Struct, frozen=True):
-    """The memory of another process of the command on the same GPU."""
+    """Another process of the command, and its memory on the GPU on which an allocation failed."""
 
     rank: int
     process_bytes: int

@@ -31,7 +31,7 @@ class RunKind(StrEnum):
 
 
 class Doubt(StrEnum):
-    """The reasons to widen the distribution of a job's kind."""
+    """The reasons to widen the distribution of residuals of a job's kind of run (`RunKind`)."""
 
     SETTING = "setting"  # a setting that no run of the kind has
     STORED = "stored"  # stored answers for the convolutions

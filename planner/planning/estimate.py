@@ -161,8 +161,8 @@ def estimate_batch(job: Job, trace: Trace, budget: Budget, trace_seconds: float 
 def _replays_in_rooms(budget: Budget, trace: Trace, expected: Replay) -> list[tuple[MemoryLimits, Replay]]:
     """Replay a trace under each memory limit of a budget, and return the limits and replays.
 
-    The limit at the budget's confidence comes first. A replay that fits there without retries is returned
-    alone, since it is the same under larger limits. `expected` is the replay under the likeliest limit.
+    The limit at the budget's confidence comes first. If the trace fits
+    under it without retries, no other limit is tried. `expected` is the replay under the likeliest limit.
     """
     likely, room_bytes = budget.likely_limits, max_reserved_bytes(budget.limits)
     is_undisturbed = expected.outcome is Outcome.FITS and is_limit_independent(likely)

@@ -328,7 +328,7 @@ def _without_workspaces(trace: Trace) -> tuple[list[Event], list[list[Alloc | Fr
 
 
 def _groups(ours: Sequence[Slot], theirs: Sequence[Slot]) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of the smallest ranges of slots at whose ends both traces hold no workspace."""
+    """Yield (start, end) of the shortest ranges of slots after which neither trace holds a workspace."""
     start = held = 0
     for index, (a, b) in enumerate(zip(ours, theirs, strict=True), 1):
         held += sum(1 if isinstance(event, Alloc) else -1 for event in (*a, *b))

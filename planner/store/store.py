@@ -145,7 +145,7 @@ def load_targets(file: ProgramFile, target: Target) -> list[Program]:
 
 @dataclass
 class BundledStore:
-    """The bundled programs of the catalogue's jobs, as a store that cannot be written.
+    """A read-only store of the bundled programs of the catalogue's jobs.
 
     A program is used if its libraries are installed in the bundled versions, or are not installed.
     """

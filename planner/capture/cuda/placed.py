@@ -108,7 +108,10 @@ class PlacedTensors:
             self._entries.append((next(self._next), CacheEmptied()))
 
     def number_of(self, tensor: Tensor) -> float:
-        """Return the lowest number of a tensor's storages, or infinity if no storage is on the GPU."""
+        """Return the number given to a tensor's storage, or infinity if the storage is not on the GPU.
+
+        Of several storages, the lowest number counts.
+        """
         storages = [_storage_of(one) for one in parts(tensor)]
         return min((float(self._numbers[one]) for one in storages if one in self._numbers), default=inf)
 

@@ -88,7 +88,7 @@ def name_kinds(modules: Iterable[nn.Module]) -> str:
 
 
 def _repeated(modules: nn.Module) -> set[type[nn.Module]]:
-    """Return a set with the class of a list's repeated blocks, or an empty set if the list has none."""
+    """Return a set with the class of the blocks that a list of modules repeats, empty if it repeats none."""
     elements: dict[type[nn.Module], int] = {}
     for child in modules.children():
         elements[type(child)] = elements.get(type(child), 0) + sum(p.numel() for p in child.parameters())

@@ -60,7 +60,7 @@ def _entries(output: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(output, list | tuple):
         yield from ((f"output[{place}]", value) for place, value in enumerate(output))
     else:
-        yield f"{kind_text(output)}", output
+        yield kind_text(output), output
 
 
 def floating_leaves(value: Any) -> list[Tensor]:

@@ -225,7 +225,7 @@ def live_job(name: str, model: LiveModel, mode: Mode = Mode.TRAIN) -> Job:
 
 
 def fields_of_process() -> dict[str, Any]:
-    """Return a job's field `cudnn_benchmark`, with torch's setting in this process."""
+    """Return the job fields that this process sets: `cudnn_benchmark`, as torch has it."""
     return {"cudnn_benchmark": torch.backends.cudnn.benchmark}
 
 

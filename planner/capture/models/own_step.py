@@ -240,9 +240,9 @@ class _Holdings:
 
 
 def _methods_of(value: object) -> Iterator[tuple[str, Any]]:
-    """Yield ("", function) for each method or property that a value's classes outside libraries define.
+    """Yield ("", function) for each method and property getter of a value's classes that no library defines.
 
-    The code of a method may name globals.
+    They are searched because their code may name globals.
     """
     for kind in type(value).__mro__:
         if not _is_of_library(kind):

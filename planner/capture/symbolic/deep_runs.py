@@ -39,7 +39,7 @@ LEAST_DEPTH_OF_RUN = 17  # a single run has 16 blocks in all in shallow models
 
 
 class _ShallowRuns(NamedTuple):
-    """The run of the deeper of two shallow models, its added block, and arguments fitted to the depth."""
+    """The run of the second of two shallow models, the block it adds, and arguments fitted to the depth."""
 
     run: RecordedRun
     block: RepeatedBlock

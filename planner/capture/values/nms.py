@@ -42,7 +42,7 @@ def _survivors(corners: NDArray[np.float64], threshold: float) -> NDArray[np.boo
 
 
 def _near(left: NDArray[np.float64], right: NDArray[np.float64], threshold: float) -> Pairs | None:
-    """Return pairs of boxes close enough in x to overlap beyond the threshold, or None if they are too many.
+    """Return pairs of boxes close enough in x to overlap beyond the threshold, or None if there are too many.
 
     `left` and `right` are the boxes' sides. More than `MOST_PAIRS` pairs are too many. An overlapping pair
     shares more than the threshold of each box's width. So the box that begins further right begins within the

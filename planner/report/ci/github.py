@@ -20,7 +20,7 @@ _MARKS = {
 
 
 def annotations(findings: Iterable[Finding]) -> Iterator[str]:
-    """Yield an annotation line for each finding, such as `::error file=pyproject.toml,line=7::...`."""
+    """Yield an annotation for each finding, such as `::error file=pyproject.toml,line=7,title=...::...`."""
     for finding in findings:
         properties = {"file": finding.path, "line": str(finding.line), "title": f"planner: {finding.title}"}
         listed = ",".join(f"{name}={_property(value)}" for name, value in properties.items())

@@ -109,7 +109,7 @@ def _peaks(run: EmulatedRun) -> list[Block]:
 
 
 def _strays(run: EmulatedRun, shared: SharedCard) -> str:
-    """Return a hint at processes on a shared GPU that use another GPU too, or "" if no process or all do."""
+    """Return a hint that some processes on a shared GPU use another GPU too, "" if none or all of them do."""
     elsewhere = {(one.rank, one.pid) for one in run.records if one.card != shared.card}
     here = (one for one in run.records if one.card == shared.card)
     strays = [one for one in here if (one.rank, one.pid) in elsewhere]

@@ -76,7 +76,7 @@ def worst_batch_to_json(
     sequence: int,
     sampled: SampledRun,
 ) -> dict[str, Any]:
-    """Return the JSON object of the worst batch alone, with the sampled runs."""
+    """Return the JSON object that explains the worst batch, with the plan of the sampled runs."""
     return {
         **explanation_to_json(estimate, explanation, None, limits, import_seconds),
         "worst": {

@@ -206,7 +206,8 @@ def test_callbacks_and_methods_of_evaluations_run(
 
 def test_a_dataset_that_cannot_be_evaluated_does_not_stop_the_others(tmp_path: Path) -> None:
     """Each dataset has its evaluation; the one that fails is named."""
-    several = CODE.replace('[{"text": [1] * 60}] * eval_rows', '{"a": rows, "b": [{"text": None}], "c": rows}')
+    broken = '{"a": rows, "b": [{"text": None}], "c": rows}'
+    several = CODE.replace('[{"text": [1] * 60}] * eval_rows', broken)
     trace = trace_of(job_of_trainer(tmp_path, several, model_args=(("eval_rows", 1), *EVALUATES)))
     starts = [event.phase for event in trace.events if isinstance(event, PhaseStart)]
     assert Phase.EVALUATION in starts

@@ -59,7 +59,7 @@ class Evaluation:
         trainer, handler = self._trainer, self._trainer.callback_handler
         self._when = when
         with (
-            patched(trainer, "get_eval_dataloader", self._find),
+            patched(trainer, "get_eval_dataloader", self._load),
             patched(trainer, "evaluation_loop", self._gathering_all(trainer.evaluation_loop)),
             patched(trainer, "compute_metrics", self._metrics()),
             patched(trainer, "log", lambda *_, **__: None),
@@ -81,21 +81,30 @@ class Evaluation:
     def _note(self, text: str) -> None:
         self.notes = tuple(dict.fromkeys((*self.notes, text)))
 
-    def _find(self, eval_dataset: Any = None) -> Any:
-        """Return an evaluation dataset, given as itself, by its name, or by None."""
+    def _load(self, eval_dataset: Any = None) -> "_EvaluationBatches | Exception":
+        """Return the batches of an evaluation dataset, given as itself, by its name, or by None.
+
+        If a dataset has no batches, the error is returned, so that other datasets are evaluated.
+        """
+        trainer = self._trainer
         if isinstance(eval_dataset, str):
-            return self._trainer.eval_dataset[eval_dataset]
-        return self._trainer.eval_dataset if eval_dataset is None else eval_dataset
+            eval_dataset = trainer.eval_dataset[eval_dataset]
+        try:
+            dataset = trainer.eval_dataset if eval_dataset is None else eval_dataset
+            return _EvaluationBatches(trainer, dataset, self._name)
+        except Exception as error:
+            return error
 
     def _gathering_all(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         """Return `evaluation_loop` that runs the first batches and gathers the results of all batches.
 
-        The loop gets the dataset, and an error of one dataset does not stop the evaluation of others.
+        An error of one dataset does not stop the evaluation of others.
         """
 
-        def loop(dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        def loop(batches: _EvaluationBatches | Exception, *args: Any, **kwargs: Any) -> Any:
             try:
-                batches = _EvaluationBatches(self._trainer, dataset, self._name)
+                if isinstance(batches, Exception):
+                    raise batches
                 with (
                     _gathering(batches.gathered - batches.run, batches.run),
                     _generating_all_tokens(self._trainer) if batches.generates else nullcontext(),

@@ -302,8 +302,8 @@ def _replacements() -> Iterator[Replacement]:
     yield Tensor, "numpy", _reading_array(Tensor.numpy)
     yield Tensor, "pin_memory", _pin
     yield Tensor, "record_stream", _record_stream
-    yield torch, "load", _loading(saved_files.loading(torch.load, lambda: _opened[-1].saved))
-    yield from saved_files.replacements(lambda: _opened[-1].saved)
+    yield torch, "load", _loading(saved_files.loading(torch.load, _saved_files))
+    yield from saved_files.replacements(_saved_files)
     yield _device.DeviceContext, "__init__", _defaulting(_device.DeviceContext.__init__)
     making = _device.DeviceContext.__torch_function__
     yield _device.DeviceContext, "__torch_function__", _putting_defaults(making, constructors)
@@ -316,6 +316,10 @@ def _replacements() -> Iterator[Replacement]:
     yield from cuda_graphs.replacements(
         lambda: _opened[-1].graphs, lambda: _opened[-1].streams, lambda: _opened[-1].on_empty_cache()
     )
+
+
+def _saved_files() -> saved_files.SavedFiles | None:
+    return _opened[-1].saved if _opened else None
 
 
 def _remark(text: str) -> None:

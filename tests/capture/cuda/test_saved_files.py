@@ -5,9 +5,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from planner.capture.cuda.saved_files import SavedFiles
+from planner.capture.cuda.saved_files import SavedFiles, replacements
 from planner.program.events import Alloc
 from tests.capture.models.test_own_step import BATCH, trace_code
+
+
+def before_the_capture(folder: Path) -> None:
+    """Return when the clock of files has gone on since the last file was written."""
+    file = folder / "clock"
+    file.touch()
+    written = file.stat().st_ctime_ns
+    while file.stat().st_ctime_ns == written:
+        file.touch()
+    file.unlink()
+
 
 CODE = """
 import os
@@ -51,6 +62,7 @@ def test_files_of_the_user_stay_as_they_are(tmp_path: Path, kind: str) -> None:
     for name in names:
         torch.save(mine, tmp_path / name)
     before = {name: (tmp_path / name).read_bytes() for name in names}
+    before_the_capture(tmp_path)
     run(tmp_path, kind)
     assert {name: (tmp_path / name).read_bytes() for name in names} == before
 
@@ -103,7 +115,7 @@ MINE, OTHER = b"weights of mine", b"other weights of mine"
 CHAINS = {
     "renamed over": "torch.save(state, old); os.replace(old, mine); torch.load(mine)",
     "a temporary file renamed over": "number, name = tempfile.mkstemp(dir=folder); os.close(number); "
-    "torch.save(state, name); os.replace(name, mine); os.unlink(name)",
+    "torch.save(state, name); os.replace(name, mine)",
     "copied over": "torch.save(state, free); shutil.copyfile(free, mine); torch.load(mine)",
     "copied with its times": "torch.save(state, old); shutil.copy2(old, mine)",
     "moved over": "torch.save(state, free); shutil.move(free, mine)",
@@ -111,6 +123,17 @@ CHAINS = {
     "in a renamed folder": "os.makedirs(free); torch.save(state, os.path.join(free, 'x.pt')); "
     "os.rename(free, free + str(len(os.listdir(folder))))",
     "failed": "next(failed_saves(state, free))",
+    "deleted before": "if os.path.exists(old): os.remove(old)\n    torch.save(state, old); torch.load(old)",
+    "rotated": "os.replace(old, mine); torch.save(state, old); torch.load(old)",
+    "rotated to a new name": "os.replace(old, free); torch.save(state, old); torch.load(old)",
+    "through an open file": "file = tempfile.NamedTemporaryFile(dir=folder, delete=False)\n"
+    "    torch.save(state, file); file.close(); os.replace(file.name, mine); torch.load(mine)",
+    "a link renamed over": "torch.save(state, free); os.symlink(free, free + 'l')\n"
+    "    os.replace(free + 'l', mine)",
+    "a hard link": "torch.save(state, free); os.path.exists(free + '2') or os.link(free, free + '2')",
+    "by pathlib": "torch.save(state, Path(free)); Path(free).rename(mine); Path(old).unlink()",
+    "in a folder of the user": "kept = folder + '/kept'; shutil.rmtree(kept)\n"
+    "    os.makedirs(kept, exist_ok=True); torch.save(state, kept + '/weights.pt'); os.rename(kept, free)",
     "saved anew": "torch.save(state, free); os.rename(free, free + '2'); torch.save(state, free)",
 }
 
@@ -122,8 +145,11 @@ def test_files_of_the_user_survive_however_a_script_saves(tmp_path: Path, chain:
     paths = {name: tmp_path / f"{name}.pt" for name in ("old", "mine")}
     paths["old"].write_bytes(OTHER)
     paths["mine"].write_bytes(MINE)
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "weights.pt").write_bytes(MINE)
     code = f"""
 import os, shutil, tempfile, torch
+from pathlib import Path
 from torch import nn
 
 folder = {str(tmp_path)!r}
@@ -141,9 +167,12 @@ def train_step(images, labels):
     state = model.state_dict()
     {chain}
 """
+    before_the_capture(tmp_path)
     assert trace_code(tmp_path / "code", code, "train_step", "64", "scalar:int64").batch == BATCH
     assert (paths["old"].read_bytes(), paths["mine"].read_bytes()) == (OTHER, MINE)
-    assert sorted(path.name for path in tmp_path.rglob("*.*")) == ["mine.pt", "old.pt", "train.py"]
+    assert (tmp_path / "kept" / "weights.pt").read_bytes() == MINE
+    files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if not path.is_dir())
+    assert files == ["code/train.py", "kept/weights.pt", "mine.pt", "old.pt"]
 
 
 def test_a_file_that_another_process_writes_meanwhile_stays(tmp_path: Path) -> None:
@@ -154,3 +183,14 @@ def test_a_file_that_another_process_writes_meanwhile_stays(tmp_path: Path) -> N
     (tmp_path / "new.pt").write_bytes(MINE)
     files.close()
     assert (tmp_path / "new.pt").read_bytes() == MINE
+
+
+def test_functions_that_outlive_a_capture_do_what_they_did(tmp_path: Path) -> None:
+    """A script that a capture has imported may hold them, as by `from os import replace`."""
+    held = {name: function for _, name, function in replacements(lambda: None)}
+    held["save"]({"epoch": 7}, tmp_path / "a.pt")
+    held["replace"](tmp_path / "a.pt", tmp_path / "b.pt")
+    held["copyfile"](tmp_path / "b.pt", tmp_path / "c.pt")
+    held["remove"](tmp_path / "b.pt")
+    assert [path.name for path in tmp_path.iterdir()] == ["c.pt"]
+    assert torch.load(tmp_path / "c.pt") == {"epoch": 7}

@@ -35,6 +35,7 @@ from planner.capture.cuda.names import Replacement
 from planner.capture.cuda.threads import caller_frame
 
 _Path = str | os.PathLike[str]
+_OPENED: tuple[int, ...] = ()  # in place of the identity of a file that the script has opened itself
 
 
 class SavedFiles:
@@ -52,18 +53,20 @@ class SavedFiles:
     @contextmanager
     def writing(self, target: Any) -> Iterator[Any]:
         """Yield the path to write in place of the path `target`, or `target` itself if it is an open file."""
-        is_path = isinstance(target, str | os.PathLike)
-        path = _real(target if is_path else getattr(target, "name", ""))
-        if is_path and self._is_foreign(path):
+        if not isinstance(target, str | os.PathLike):
+            yield target
+            path = _real(getattr(target, "name", ""))
+            if path:  # it may have held something before, so that it is not deleted
+                self._made[path] = _OPENED
+            return
+        path = _real(target)
+        if self._is_foreign(path):
             yield self._in_place_of(path)
             return
         self._copies.pop(path, None)
         try:
             yield target
         finally:
-            if not is_path:
-                with suppress(AttributeError, OSError, ValueError):
-                    target.flush()
             self._note(path)
 
     def to_read(self, source: Any) -> Any:
@@ -91,8 +94,9 @@ class SavedFiles:
         else:
             plain(source, target)
             self._copies.pop(new, None)
-            if self._made.pop(old, None) is not None:
-                self._note(new)
+            identity = self._made.pop(old, None)
+            if identity is not None:
+                self._made[new] = identity
 
     def copy(self, plain: Callable[..., Any], source: Any, target: Any) -> Any:
         """Copy or link a file by `plain`, unless a file of the user is replaced or a checkpoint is copied."""

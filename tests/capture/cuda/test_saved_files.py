@@ -194,3 +194,15 @@ def test_functions_that_outlive_a_capture_do_what_they_did(tmp_path: Path) -> No
     held["remove"](tmp_path / "b.pt")
     assert [path.name for path in tmp_path.iterdir()] == ["c.pt"]
     assert torch.load(tmp_path / "c.pt") == {"epoch": 7}
+
+
+def test_a_file_that_a_script_opens_is_not_deleted(tmp_path: Path) -> None:
+    """It may have held something before, such as what a script adds a tensor to."""
+    file = tmp_path / "features.bin"
+    file.write_bytes(MINE)
+    code = CODE.format(
+        folder=str(tmp_path), body=f"    with open({str(file)!r}, 'ab') as to:\n        torch.save(1, to)"
+    )
+    (tmp_path / "code").mkdir()
+    trace_code(tmp_path / "code", code, "train_step", "64", "scalar:int64")
+    assert file.read_bytes().startswith(MINE)

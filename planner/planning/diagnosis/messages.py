@@ -83,7 +83,8 @@ class Message(Struct, frozen=True):
         """
         if MESSAGE.search(self.text) is not None and self.figure("requested") is not None:
             return 3 if self.figure("allocated") is None else 4
-        return None if self.without_figures is None else self.without_figures[0].detail
+        found = self.without_figures
+        return None if found is None else found[0].detail
 
     @property
     def is_before_2_1(self) -> bool:

@@ -319,7 +319,8 @@ def _without_training(base: Job, given: Mapping[str, Any]) -> Job:
 
     Raises UsageError if such an option is given.
     """
-    defaults = {name: Job.create("").value(name) for name in _OF_TRAINING}
+    default_job = Job.create("")
+    defaults = {name: default_job.value(name) for name in _OF_TRAINING}
     for name, default in defaults.items():
         if given.get(name, default) != default:
             problem = f"{FIELD_OPTIONS[name].flag} with --mode {given['mode']}"

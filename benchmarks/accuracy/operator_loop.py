@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from planner.allocator.config import MemoryLimits
 from planner.allocator.replay import replay_trace
-from planner.capture.cuda.devices import devices_shown, names_of_torch, planned_device
-from planner.capture.cuda.semantics import cuda_semantics
+from planner.capture.cuda.devices.translation import devices_shown, names_of_torch, planned_device
+from planner.capture.cuda.operators.semantics import cuda_semantics
 from planner.capture.inductor.compiler import Compiler
 from planner.capture.recorder.recorder import Recorder
 from planner.capture.values.deterministic import deterministic_values

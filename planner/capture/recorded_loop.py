@@ -8,8 +8,8 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from planner.capture.cuda.devices import devices_shown
-from planner.capture.cuda.semantics import cuda_semantics
+from planner.capture.cuda.devices.translation import devices_shown
+from planner.capture.cuda.operators.semantics import cuda_semantics
 from planner.capture.failure_reasons import explain, source_line
 from planner.capture.process_state import foreign_errors
 from planner.capture.recorder.growth_sources import growth_sources

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from planner.capture.cuda.devices import (
+from planner.capture.cuda.devices.placed import CacheEmptied, Called, Entry, Freed, Put, Replayed
+from planner.capture.cuda.devices.translation import (
     is_put_on_gpu,
     modules_on_cpu,
     placed_tensors,
     put_order,
     work_put_off,
 )
-from planner.capture.cuda.placed import CacheEmptied, Called, Entry, Freed, Put, Replayed
-from planner.capture.cuda.rnn import flatten_weights
+from planner.capture.cuda.operators.rnn import flatten_weights
 from planner.capture.models.quantized import adapters_as_made, cast_to_float32
 from planner.capture.patching import patched
 from planner.capture.recorder.recorder import Recorder

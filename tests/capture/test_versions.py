@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from planner.capture.cuda.sdpa_backend import CUDNN, FLASH, SdpaCall, select
+from planner.capture.cuda.operators.sdpa_backend import CUDNN, FLASH, SdpaCall, select
 from planner.capture.symbolic.builder import ProgramBuilder
 from planner.jobs import Mode
 from planner.program import Category, Target, first_divergence, ignore_progress

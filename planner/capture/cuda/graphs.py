@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from planner.capture.cuda.callers import line_of_caller
-from planner.capture.cuda.device_queries import Stream
+from planner.capture.cuda.devices.queries import Stream
 from planner.capture.cuda.names import Replacement
 from planner.capture.cuda.streams import DEFAULT_STREAM, Streams
 from planner.errors import ModelError

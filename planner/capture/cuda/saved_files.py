@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from planner.capture.cuda.callers import is_of_torch
-from planner.capture.cuda.device_names import names_gpu
+from planner.capture.cuda.devices.names import names_gpu
 from planner.capture.cuda.names import Replacement
 from planner.capture.cuda.threads import caller_frame
 

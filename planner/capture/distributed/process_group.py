@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from planner.capture.cuda.device_queries import Handle, Stream as PlannedStream
+from planner.capture.cuda.devices.queries import Handle, Stream as PlannedStream
 from planner.capture.cuda.names import Replacement
 from planner.capture.cuda.streams import Streams
 from planner.capture.distributed.groups_aside import groups_aside

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import torch
 
-from planner.capture.cuda import attention
+from planner.capture.cuda.operators import attention
 from planner.program import Target
 
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from planner.capture.arguments import leaves_of
-from planner.capture.cuda import rnn
+from planner.capture.cuda.operators import rnn
 from planner.capture.meta_kernels import (
     bitsandbytes,
     collectives,

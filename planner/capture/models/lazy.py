@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from planner.capture.cuda.devices import devices_shown
+from planner.capture.cuda.devices.translation import devices_shown
 from planner.capture.failure_reasons import reads_values, remedy_for, sentence_of, source_line
 from planner.capture.loop.batches import empty_batch
 from planner.capture.process_state import foreign_errors

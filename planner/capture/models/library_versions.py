@@ -19,7 +19,7 @@ HELD_VERSIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "diffusers": ("0.42", "planner/capture/models/diffusers"),
         "lightning": ("2.6", "planner/capture/models/lightning_module.py"),
         "peft": ("0.21", "planner/capture/techniques/adapters.py"),
-        "torchao": ("0.18", "planner/capture/cuda/torchao_optimizers.py"),
+        "torchao": ("0.18", "planner/capture/cuda/optimizers/torchao.py"),
         "transformers": ("5.23", "planner/capture/models/transformers"),
         "trl": ("1.16", "planner/capture/models/transformers/own_trainer.py"),
     }

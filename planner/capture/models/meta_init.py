@@ -13,7 +13,8 @@ from torch.nn.parameter import is_lazy
 from torch.utils import swap_tensors
 from torch.utils.weak import WeakIdKeyDictionary
 
-from planner.capture.cuda.devices import (
+from planner.capture.cuda.devices.placed import PlacedResults, PlacedTensors
+from planner.capture.cuda.devices.translation import (
     META,
     Placement,
     is_put_on_gpu,
@@ -22,7 +23,6 @@ from planner.capture.cuda.devices import (
     placed_tensors,
     planned_device,
 )
-from planner.capture.cuda.placed import PlacedResults, PlacedTensors
 from planner.capture.models.adapter_types import adapters_like_weights
 from planner.capture.patching import patched
 from planner.capture.wrapped import is_wrapped, parts, with_parts

@@ -15,8 +15,8 @@ from typing import Any
 from torch import nn
 
 from planner._support.bounded_read import LARGEST_CODE_BYTES, read_text
-from planner.capture.cuda.devices import planned_device
-from planner.capture.cuda.torchao_optimizers import offload_constructed
+from planner.capture.cuda.devices.translation import planned_device
+from planner.capture.cuda.optimizers.torchao import offload_constructed
 from planner.capture.distributed.other_ranks import OtherRankError
 from planner.capture.failure_reasons import remedy_for
 from planner.capture.models.adapter_types import adapters_like_weights

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.capture.arguments import leaves_of
-from planner.capture.cuda.host_tensors import HostTensors, Side
-from planner.capture.cuda.placed import CONVERSIONS
+from planner.capture.cuda.devices.host_tensors import HostTensors, Side
+from planner.capture.cuda.devices.placed import CONVERSIONS
 from planner.capture.cuda.streams import Streams
 from planner.capture.meta_kernels.run import MetaRunner
 from planner.capture.meta_kernels.strides import is_dense

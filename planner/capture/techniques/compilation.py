@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from planner.capture.compiled import CompiledCalls, watch_compiled
-from planner.capture.cuda.devices import names_of_torch
+from planner.capture.cuda.devices.translation import names_of_torch
 from planner.capture.techniques.technique import CapturedLoop, Notes, Technique
 from planner.jobs import Compile, Job
 

@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from planner.capture.cuda.devices import is_put_on_gpu, modules_on_cpu
-from planner.capture.cuda.host_tensors import Side
-from planner.capture.cuda.optimizer_libraries import optimizer_libraries
+from planner.capture.cuda.devices.host_tensors import Side
+from planner.capture.cuda.devices.translation import is_put_on_gpu, modules_on_cpu
+from planner.capture.cuda.optimizers.libraries import optimizer_libraries
 from planner.capture.loop.batches import batch_loader
 from planner.capture.loop.categories import set_categories, set_gradients
 from planner.capture.loop.named_optimizers import state_tensors

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 from torch import nn
 
-from planner.capture.cuda.optimizer_libraries import optimizer_libraries
+from planner.capture.cuda.optimizers.libraries import optimizer_libraries
 from planner.capture.loop.batches import batch_loader, evaluation_loader
 from planner.capture.loop.categories import set_categories
 from planner.capture.loop.criterion import Criterion, build_criterion

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from planner.capture.cuda.sdpa_backend import CUDNN, EFFICIENT, FLASH, MATH, SdpaCall, select
+from planner.capture.cuda.operators.sdpa_backend import CUDNN, EFFICIENT, FLASH, MATH, SdpaCall, select
 from planner.capture.workspaces.nn.mem_efficient_attention import Variant, backward_variant
 from planner.jobs import Mode
 from planner.program.events import Alloc, Category, Trace

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.capture.cuda.autocast import mode as lists
-from planner.capture.cuda.semantics import cuda_semantics
+from planner.capture.cuda.operators.semantics import cuda_semantics
 from planner.errors import ModelError
 from planner.jobs import Loss, Mode, Precision
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Trace

@@ -28,7 +28,7 @@ def test_the_gradient_is_made_in_place() -> None:
 
 def test_the_gradient_is_that_of_torch() -> None:
     """The gradient is torch's with weights of elements and of classes, for each reduction."""
-    from planner.capture.cuda.composites import BinaryCrossEntropyWithLogits
+    from planner.capture.cuda.operators.composites import BinaryCrossEntropyWithLogits
 
     torch.manual_seed(0)
     x, target, weight, classes = torch.randn(4, 3), torch.rand(4, 3), torch.rand(4, 3), torch.rand(3)

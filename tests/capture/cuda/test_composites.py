@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from planner.capture.cuda.composites import kernels
+from planner.capture.cuda.operators.composites import kernels
 from planner.jobs import Mode
 from tests.helpers.models import job_of, story, trace_of
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import planner
-from planner.capture.cuda.devices import planned_device
+from planner.capture.cuda.devices.translation import planned_device
 from planner.capture.session import record
 from planner.errors import ModelError
 from planner.jobs import Job, Loss, Mode, parse_tensor_spec, resolve_job

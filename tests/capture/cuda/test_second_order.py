@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from planner.capture.cuda.semantics import cuda_semantics
+from planner.capture.cuda.operators.semantics import cuda_semantics
 from tests.helpers.models import AMPERE
 
 

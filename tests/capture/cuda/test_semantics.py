@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from planner.capture.cuda.semantics import cuda_semantics
+from planner.capture.cuda.operators.semantics import cuda_semantics
 from planner.jobs import Mode
 from planner.program.events import Alloc, Category, Free
 from tests.capture.recorder.test_recorder import Apply

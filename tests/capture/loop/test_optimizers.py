@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from planner.capture.cuda.semantics import cuda_semantics
+from planner.capture.cuda.operators.semantics import cuda_semantics
 from planner.capture.loop.optimizers import clip, make_ema
 from planner.capture.loop.trainable import freeze_parameters
 from planner.capture.recorder.recorder import Recorder

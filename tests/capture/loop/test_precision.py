@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from calibration.probe.run import host_batch
-from planner.capture.cuda.semantics import cuda_semantics
+from planner.capture.cuda.operators.semantics import cuda_semantics
 from planner.capture.loop.batches import empty_batch
 from planner.capture.loop.precision import (
     MetaScaler,

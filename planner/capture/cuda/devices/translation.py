@@ -20,12 +20,13 @@ from torch import Tensor, nn
 from torch.utils import _device
 from torch.utils._python_dispatch import _disable_current_modes
 
-from planner.capture.cuda import device_queries, graphs as cuda_graphs, saved_files
+from planner.capture.cuda import graphs as cuda_graphs, saved_files
 from planner.capture.cuda.callers import is_of_torch, line_of_caller, skips_meta
-from planner.capture.cuda.device_names import names_cpu, names_gpu
-from planner.capture.cuda.host_tensors import HostTensors, Side
+from planner.capture.cuda.devices import queries as device_queries
+from planner.capture.cuda.devices.host_tensors import HostTensors, Side
+from planner.capture.cuda.devices.names import names_cpu, names_gpu
+from planner.capture.cuda.devices.placed import PlacedTensors
 from planner.capture.cuda.names import Names, Replacement
-from planner.capture.cuda.placed import PlacedTensors
 from planner.capture.cuda.streams import Streams
 from planner.capture.cuda.threads import caller_frame
 from planner.capture.cuda.triton_kernels import launches_skipped, triton_importable

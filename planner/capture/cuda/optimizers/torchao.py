@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from planner.capture.cuda.devices import pinned_like
-from planner.capture.cuda.outside_memory import OutsideMemory
+from planner.capture.cuda.devices.translation import pinned_like
+from planner.capture.cuda.optimizers.outside_memory import OutsideMemory
 from planner.capture.patching import all_patched, patched
 from planner.errors import UsageError
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from planner.capture.cuda.sdpa_backend import CUDNN, EFFICIENT, FLASH, SdpaCall, select
+from planner.capture.cuda.operators.sdpa_backend import CUDNN, EFFICIENT, FLASH, SdpaCall, select
 from planner.program import TorchVersion
 
 aten = torch.ops.aten

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from planner.capture.cuda import torchao_optimizers
-from planner.capture.cuda.outside_memory import OutsideMemory
+from planner.capture.cuda.optimizers import torchao as torchao_optimizers
+from planner.capture.cuda.optimizers.outside_memory import OutsideMemory
 from planner.capture.patching import patched
 from planner.errors import UsageError
 

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from planner.capture.cuda.rejections import Rejections
+from planner.capture.cuda.operators.rejections import Rejections
 from planner.capture.meta_kernels.calls import call_operator
 from planner.capture.wrapped import calls_operators_itself, parts
 

@@ -16,18 +16,18 @@ from typing import Any
 
 import torch
 
-from planner.capture.cuda import (
+from planner.capture.cuda.autocast import mode as autocast, rnn as autocast_rnn
+from planner.capture.cuda.operators import (
     assignment,
     attention,
     composites,
     encoder,
-    optimizers,
     rnn,
     second_order,
     selections,
     slicing,
 )
-from planner.capture.cuda.autocast import mode as autocast, rnn as autocast_rnn
+from planner.capture.cuda.optimizers import implementations as optimizers
 from planner.capture.patching import patched
 from planner.program import NEWEST_TORCH, TorchVersion
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from planner.capture.cuda.sdpa_backend import MATH, SdpaCall, select
+from planner.capture.cuda.operators.sdpa_backend import MATH, SdpaCall, select
 from planner.program import TorchVersion
 
 Kernels = dict[str, Callable[..., Any]]

@@ -1,0 +1,1 @@
+"""Run operators on meta tensors with the allocations that they make on CUDA."""

@@ -9,23 +9,23 @@ from .loop.trainable import freeze_parameters as freeze_parameters
 from .loop.training_loop import run_loop as run_loop
 from .techniques.adapters import attach_adapters as attach_adapters
 from .techniques.liger import has_liger_kernels as has_liger_kernels
-from .models.live import (
+from .models.live.job import (
     LiveEvaluation as LiveEvaluation, Prepare as Prepare,
     StandIn as StandIn, Step as Step, fields_of_process as fields_of_process,
     is_deterministic as is_deterministic, live_job as live_job, read_live_model as read_live_model,
 )
-from .models.live_optimizer import (
+from .models.live.optimizer import (
     AnyLiveOptimizer as AnyLiveOptimizer, fields_of_optimizer as fields_of_optimizer,
     notes_of_optimizer as notes_of_optimizer, read_optimizer as read_optimizer, settings_of as settings_of,
 )
-from .models.live_training import (
+from .models.live.training import (
     LiveTraining as LiveTraining,
     bytes_beside as bytes_beside,
     cuda_index_of as cuda_index_of, digest_of as digest_of, hold_beside as hold_beside,
     outside_autocast as outside_autocast, read_training as read_training,
 )
-from .models.nnunet import planned_patches as planned_patches
-from .models.quantized import (
+from .models.nnunet.build import planned_patches as planned_patches
+from .models.quantized.layers import (
     prepare_for_kbit_training as prepare_for_kbit_training, quantize_linears as quantize_linears,
 )
 from .models.registry import (

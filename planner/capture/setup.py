@@ -22,7 +22,7 @@ from planner.capture.cuda.devices.translation import (
     work_put_off,
 )
 from planner.capture.cuda.operators.rnn import flatten_weights
-from planner.capture.models.quantized import adapters_as_made, cast_to_float32
+from planner.capture.models.quantized.layers import adapters_as_made, cast_to_float32
 from planner.capture.patching import patched
 from planner.capture.recorder.recorder import Recorder
 from planner.jobs import Job

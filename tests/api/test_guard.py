@@ -14,7 +14,7 @@ from calibration.probe.client import DetectedGpu
 from calibration.probe.training_meter import TrainingMeter
 from calibration.trainings import keep_training
 from planner.api.guard_plan import GuardRequest, plan_training
-from planner.capture.models.live_training import digest_of, read_training
+from planner.capture.models.live.training import digest_of, read_training
 from planner.errors import DoesNotFitError, UsageError
 from planner.hardware.calibration.files import load_folders
 from planner.hardware.calibration.model import Fit, Observation, Settings, Versions
@@ -49,7 +49,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Let models count as those of a GPU that only this process uses."""
     monkeypatch.setattr("calibration.probe.training_meter.others_bytes", lambda *_: 0)
     monkeypatch.setattr("calibration.probe.training_meter.cap_of_process", lambda *_: None)
-    monkeypatch.setattr("planner.capture.models.live_training.cuda_index_of", lambda _: 0)
+    monkeypatch.setattr("planner.capture.models.live.training.cuda_index_of", lambda _: 0)
     monkeypatch.setattr("planner.capture.cuda_index_of", lambda _: 0, raising=False)
     return monkeypatch
 

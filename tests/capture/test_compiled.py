@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import planner
-from planner.capture.models.live import read_live_model
+from planner.capture.models.live.job import read_live_model
 from planner.jobs import Mode
 from tests.helpers.models import job_of, trace_of
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from planner.capture.models.meta_init import construct_on_meta
-from planner.capture.models.user_file import open_file
+from planner.capture.models.user_code.file import open_file
 from planner.capture.process_state import foreign_errors, message_of
 from planner.errors import ModelError, UsageError
 from planner.jobs import Job, Mode, is_code, kind_text

@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from planner.capture.loop.optimizers import build_optimizer
 from planner.capture.models.libraries import unknown_name
-from planner.capture.models.user_file import open_beside_model
+from planner.capture.models.user_code.file import open_beside_model
 from planner.capture.process_state import first_line_of, foreign_errors
 from planner.errors import ModelError, PlannerError, UsageError
 from planner.jobs import Job, Mode, Optimizer, OptimizerImpl, is_optimizer_file, kind_text

@@ -19,8 +19,8 @@ from planner.capture.cuda.threads import beside_other_threads, do_nothing
 from planner.capture.loop.precision import take_all_steps
 from planner.capture.loop.runtime import BatchLoader, PhaseHook
 from planner.capture.loop.training_loop import MOST_MICRO_BATCHES
-from planner.capture.models.own_step import StepModule
 from planner.capture.models.transformers.own_trainer import TrainerModule
+from planner.capture.models.user_code.step import StepModule
 from planner.jobs import Job
 from planner.program import Phase
 

@@ -14,7 +14,7 @@ from planner._support.versions import public_version
 HELD_VERSIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "accelerate": ("1.15", "planner/capture/distributed/accelerate_plugin.py"),
-        "bitsandbytes": ("0.50", "planner/capture/models/quantized.py"),
+        "bitsandbytes": ("0.50", "planner/capture/models/quantized/layers.py"),
         "deepspeed": ("0.19", "planner/capture/distributed/deepspeed_process.py"),
         "diffusers": ("0.42", "planner/capture/models/diffusers"),
         "lightning": ("2.6", "planner/capture/models/lightning_module.py"),

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
-from planner.capture.models.own_step import StepModule, unpacks_one
+from planner.capture.models.user_code.step import StepModule, unpacks_one
 from planner.errors import ModelError
 from planner.jobs import Job, Loss, Mode, kind_text
 

@@ -19,15 +19,15 @@ from planner.capture.models.lightning_module import (
     uses_lightning,
 )
 from planner.capture.models.meta_init import construct_on_meta
-from planner.capture.models.nnunet import SOURCE as NNUNET, complete_nnunet, find_nnunet
+from planner.capture.models.nnunet.build import SOURCE as NNUNET, complete_nnunet, find_nnunet
 from planner.capture.models.offline import calling_libraries, check_fetching
-from planner.capture.models.own_step import make_step, needs_arguments
 from planner.capture.models.timm import complete_timm, find_timm
 from planner.capture.models.torchvision.find import find_torchvision
 from planner.capture.models.transformers import build as hf
 from planner.capture.models.transformers.inputs import complete_inputs
 from planner.capture.models.transformers.own_trainer import TrainerModule, is_trainer
-from planner.capture.models.user_file import find_in_file, find_step_in_file
+from planner.capture.models.user_code.file import find_in_file, find_step_in_file
+from planner.capture.models.user_code.step import make_step, needs_arguments
 from planner.capture.process_state import first_line_of, foreign_errors, message_of
 from planner.errors import ModelError, UsageError
 from planner.jobs import Job, Mode, check_evaluated, kind_text, parse_tensor_spec, shown, split_model

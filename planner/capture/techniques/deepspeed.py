@@ -23,7 +23,7 @@ from planner.capture.loop.checkpoint import checkpointed_blocks
 from planner.capture.loop.named_optimizers import state_tensors
 from planner.capture.loop.runtime import BatchLoader
 from planner.capture.loop.training_loop import MOST_MICRO_BATCHES, LoopVariables, loss_of, run_evaluation
-from planner.capture.models.live_optimizer import optimizer_maker
+from planner.capture.models.live.optimizer import optimizer_maker
 from planner.capture.recorder.recorder import Recorder
 from planner.capture.techniques.technique import CapturedLoop, Notes, Technique
 from planner.jobs import Checkpoint, Job, Loss, fill_deepspeed

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from planner.capture.cuda.names import Replacement
 from planner.capture.distributed.accelerate_plugin import shard_by_accelerate
 from planner.capture.loop.checkpoint import find_blocks, name_kinds
-from planner.capture.models.live import unwrapped
+from planner.capture.models.live.job import unwrapped
 from planner.capture.recorder.recorder import Recorder
 from planner.errors import UsageError
 from planner.jobs import OF_POLICY, Job

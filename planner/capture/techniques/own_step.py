@@ -10,8 +10,8 @@ from planner.capture.loop.categories import set_categories, set_gradients
 from planner.capture.loop.named_optimizers import state_tensors
 from planner.capture.loop.own_step import run_own_steps, run_trainer
 from planner.capture.loop.runtime import Batch
-from planner.capture.models.own_step import StepModule
 from planner.capture.models.transformers.own_trainer import TrainerModule
+from planner.capture.models.user_code.step import StepModule
 from planner.capture.recorder.recorder import Recorder
 from planner.capture.setup import record_setup
 from planner.capture.techniques.technique import CapturedLoop, Notes, Technique

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from planner.capture.cuda.torchao_kernels import torchao_kernels
-from planner.capture.models.quantized import notes_on_quantized, quantize_linears, quantize_on_meta
-from planner.capture.models.torchao_weights import prepare_quantization
+from planner.capture.models.quantized.layers import notes_on_quantized, quantize_linears, quantize_on_meta
+from planner.capture.models.quantized.torchao import prepare_quantization
 from planner.capture.techniques.technique import BuiltModel, CapturedLoop, Notes, Technique, is_always_used
 from planner.jobs import Job
 

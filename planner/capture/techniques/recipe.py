@@ -14,8 +14,8 @@ from planner.capture.loop.precision import convert_model, meta_runtime
 from planner.capture.loop.trainable import freeze_parameters
 from planner.capture.loop.training_loop import run_loop, with_few_micro_batches
 from planner.capture.models.libraries import quiet
-from planner.capture.models.live import evaluated_loader
-from planner.capture.models.live_optimizer import optimizer_maker
+from planner.capture.models.live.job import evaluated_loader
+from planner.capture.models.live.optimizer import optimizer_maker
 from planner.capture.recorder.recorder import Recorder
 from planner.capture.setup import record_setup
 from planner.capture.techniques.technique import BuiltModel, CapturedLoop, Notes, Technique, is_always_used

@@ -11,7 +11,7 @@ from planner.capture.cuda.devices.translation import Placement
 from planner.capture.distributed.other_ranks import OtherRanks
 from planner.capture.distributed.process_group import process_group
 from planner.capture.loop.runtime import Batch, BatchLoader
-from planner.capture.models.live import unwrapped
+from planner.capture.models.live.job import unwrapped
 from planner.capture.recorder.recorder import Recorder
 from planner.capture.techniques import fsdp
 from planner.capture.techniques.technique import Notes, Technique

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 from planner.api.integrations.lightning_loop import fields_of_trainer, notes_of_trainer  # noqa: E402
 from planner.api.max_batch import max_batch  # noqa: E402
-from planner.capture.models.live import copy_weightless, live_job, read_live_model  # noqa: E402
+from planner.capture.models.live.job import copy_weightless, live_job, read_live_model  # noqa: E402
 from planner.capture.session import record  # noqa: E402
 from planner.errors import UsageError  # noqa: E402
 from planner.jobs import ClipGradients, Loss, Precision, ZeroGrad  # noqa: E402

@@ -8,7 +8,7 @@ import torch
 from torch import nn, optim
 
 from planner.api.integrations.live_model import LiveLoop, plan_live_model
-from planner.capture.models.live_optimizer import fields_of_optimizer, notes_of_optimizer, read_optimizer
+from planner.capture.models.live.optimizer import fields_of_optimizer, notes_of_optimizer, read_optimizer
 from planner.errors import UsageError
 
 WIDTH = 1024

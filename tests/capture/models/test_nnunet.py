@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from planner.capture.models.nnunet import planned_patches
+from planner.capture.models.nnunet.build import planned_patches
 from planner.capture.models.registry import build_model
 from planner.capture.session import record
 from planner.errors import ModelError, UsageError

@@ -5,7 +5,7 @@ from math import prod
 
 import pytest
 
-from planner.capture.models.nnunet_topology import Topology, plan_topology, planned_topologies, with_topology
+from planner.capture.models.nnunet.topology import Topology, plan_topology, planned_topologies, with_topology
 
 
 def test_axes_of_one_spacing_are_halved_together() -> None:

@@ -10,7 +10,7 @@ from torchao.prototype.quantized_training import int8_weight_only_quantized_trai
 from torchao.quantization import quantize_
 from torchao.quantization.quantize_.workflows.nf4.nf4_tensor import NF4_TORCH_FUNCTIONS
 
-from planner.capture.models.live import copy_weightless
+from planner.capture.models.live.job import copy_weightless
 from planner.capture.models.registry import find_constructor
 from planner.capture.session import record
 from planner.capture.wrapped import parts

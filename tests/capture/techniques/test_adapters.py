@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from planner.capture.models.live import copy_weightless
+from planner.capture.models.live.job import copy_weightless
 from planner.capture.models.meta_init import construct_on_meta
-from planner.capture.models.quantized import quantize_linears, quantize_on_meta, quantized_modules
+from planner.capture.models.quantized.layers import quantize_linears, quantize_on_meta, quantized_modules
 from planner.capture.models.registry import construct_model, find_constructor
 from planner.capture.session import record
 from planner.errors import ModelError, UsageError

@@ -11,12 +11,12 @@ from typing import Any
 
 from torch import nn
 
-from planner.capture.models.closures import rebind_closures
-from planner.capture.models.live import complete_copy, weightless_memo
-from planner.capture.models.live_optimizer import read_optimizer
-from planner.capture.models.own_step import modules_held_by
+from planner.capture.models.live.closures import rebind_closures
+from planner.capture.models.live.job import complete_copy, weightless_memo
+from planner.capture.models.live.optimizer import read_optimizer
 from planner.capture.models.transformers.own_trainer import is_trainer, trainers_constructed
 from planner.capture.models.transformers.trainer_batches import longest_sample, tensors_of
+from planner.capture.models.user_code.step import modules_held_by
 from planner.capture.process_state import preserve_process_state
 from planner.errors import ModelError, UsageError
 from planner.jobs import Job, Mode, kind_text

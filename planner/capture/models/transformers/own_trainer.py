@@ -18,9 +18,9 @@ from torch import Tensor
 
 from planner.capture.cuda.triton_kernels import launching_nothing
 from planner.capture.models.libraries import quiet
-from planner.capture.models.own_step import StepModule
 from planner.capture.models.transformers.trainer_batches import MOST_SAMPLES, Batches, longest_sample
 from planner.capture.models.transformers.trainer_evaluation import Evaluation, evaluated_steps
+from planner.capture.models.user_code.step import StepModule
 from planner.capture.patching import all_patched, patched
 from planner.errors import UsageError
 from planner.jobs import Job

@@ -11,7 +11,7 @@ import torch
 from torch import nn, optim
 
 from planner.capture.loop.named_optimizers import is_optimizer_class
-from planner.capture.models.live_optimizer import LiveOptimizer, is_torch_class, name_of_optimizer
+from planner.capture.models.live.optimizer import LiveOptimizer, is_torch_class, name_of_optimizer
 from planner.capture.process_state import first_line_of
 from planner.errors import UsageError
 from planner.jobs import Optimizer

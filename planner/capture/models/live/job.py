@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn, optim
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from planner.capture.models.closures import rebind_closures
-from planner.capture.models.live_optimizer import AnyLiveOptimizer
+from planner.capture.models.live.closures import rebind_closures
+from planner.capture.models.live.optimizer import AnyLiveOptimizer
 from planner.capture.models.meta_init import like_on_meta
-from planner.capture.models.quantized import quantized_on_meta
+from planner.capture.models.quantized.layers import quantized_on_meta
 from planner.errors import UsageError
 from planner.jobs import Job, Loss, Mode, TensorSpec
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from planner.capture.models.libraries import import_library, read_json
-from planner.capture.models.nnunet_topology import (
+from planner.capture.models.nnunet.topology import (
     Topology,
     plan_topology,
     planned_topologies,

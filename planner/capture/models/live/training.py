@@ -18,7 +18,7 @@ from msgspec import Struct
 from torch import Tensor, nn, optim
 from torch.utils._pytree import tree_leaves
 
-from planner.capture.models.live import Step, copy_weightless
+from planner.capture.models.live.job import Step, copy_weightless
 from planner.errors import UsageError
 from planner.jobs import Loss, MemoryFormat, Precision
 

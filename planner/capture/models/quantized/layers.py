@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.capture.models.libraries import import_library, quiet
-from planner.capture.models.torchao_weights import is_of_diffusers, kept_modules, quantize_by_torchao
+from planner.capture.models.quantized.torchao import is_of_diffusers, kept_modules, quantize_by_torchao
 from planner.capture.process_state import first_line_of, foreign_errors
 from planner.errors import ModelError, UsageError
 from planner.jobs import Job, Precision, Quantize, nearest

@@ -21,11 +21,11 @@ from planner.capture.distributed.other_ranks import OtherRankError
 from planner.capture.failure_reasons import remedy_for
 from planner.capture.models.adapter_types import adapters_like_weights
 from planner.capture.models.libraries import quiet, unknown_name
-from planner.capture.models.own_step import needs_arguments
-from planner.capture.models.sibling_modules import importing_beside
-from planner.capture.models.torchao_weights import prepare_torchao
+from planner.capture.models.quantized.torchao import prepare_torchao
 from planner.capture.models.torchvision.shim import prepare_torchvision
 from planner.capture.models.transformers.own_trainer import import_trainers, is_trainer, trainers_constructed
+from planner.capture.models.user_code.sibling_modules import importing_beside
+from planner.capture.models.user_code.step import needs_arguments
 from planner.capture.process_state import first_line_of, preserve_process_state, raise_interrupt
 from planner.errors import ModelError, UsageError
 from planner.jobs import shown, split_model

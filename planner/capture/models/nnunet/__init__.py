@@ -1,0 +1,1 @@
+"""Build the networks and losses of nnU-Net's plans."""

@@ -1,0 +1,1 @@
+"""Quantize the weights of linear layers as bitsandbytes and torchao do."""

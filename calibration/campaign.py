@@ -164,7 +164,7 @@ def find_limit(lives: Callable[[int], bool], guess: int) -> Limit:
     """Return the bounds of the largest batch that runs, found by doubling steps from `guess` and bisection.
 
     `lives` runs a batch and returns whether it fit. The bounds are exact unless `LARGEST_BATCH` runs. Probes
-    cost seconds, so no neighbours of the boundary are run, unlike in `planner.planning.search`.
+    cost seconds, so no neighbours of the boundary are run, unlike in `planner.planning.search.boundary`.
     """
     limit = Limit(0, None)
     batch = min(max(guess, 1), LARGEST_BATCH)

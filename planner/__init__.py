@@ -13,21 +13,21 @@ from planner._support.lazy_exports import attach_stub
 
 if TYPE_CHECKING:
     from .api.advise import AdviceResult as AdviceResult, advise as advise
-    from .api.check import CheckResult as CheckResult, check as check
-    from .api.clusters import (
+    from .api.check.check import CheckResult as CheckResult, check as check
+    from .api.diagnose import DiagnoseResult as DiagnoseResult, diagnose as diagnose
+    from .api.estimate import EstimateResult as EstimateResult, estimate as estimate
+    from .api.explain import ExplainResult as ExplainResult, explain as explain
+    from .api.fleet.clusters import (
         ClusterResult as ClusterResult,
         advise_cluster as advise_cluster,
         clusters as clusters,
     )
-    from .api.diagnose import DiagnoseResult as DiagnoseResult, diagnose as diagnose
-    from .api.estimate import EstimateResult as EstimateResult, estimate as estimate
-    from .api.explain import ExplainResult as ExplainResult, explain as explain
-    from .api.gpus import GpusResult as GpusResult, gpus as gpus
-    from .api.guard import Guard as Guard, guard as guard
+    from .api.fleet.gpus import GpusResult as GpusResult, gpus as gpus
+    from .api.guard.guard import Guard as Guard, guard as guard
     from .api.max_batch import MaxBatchResult as MaxBatchResult, max_batch as max_batch
     from .api.max_size import MaxSizeResult as MaxSizeResult, max_size as max_size
+    from .api.request.varying import VaryingResult as VaryingResult
     from .api.serve import ServeResult as ServeResult, serve as serve
-    from .api.varying import VaryingResult as VaryingResult
     from .api.watch import watch as watch
     from .errors import DoesNotFitError as DoesNotFitError
     from .hardware import Device as Device

@@ -20,8 +20,8 @@ from planner.capture.symbolic.builder import open_builder
 from planner.hardware.database import load_devices
 from planner.hardware.device import GENERIC_CAPABILITY
 from planner.jobs import Job, resolve_job, split_model
-from planner.jobs.catalogue import load_catalogue
 from planner.jobs.codec import job_to_json
+from planner.jobs.files.catalogue import load_catalogue
 from planner.planning.programs import complete_from_library
 from planner.program import ignore_progress
 from planner.program.program import Program

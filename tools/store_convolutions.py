@@ -27,7 +27,7 @@ from msgspec.structs import asdict
 from stored_jobs import classifier_jobs, own_jobs, sized_jobs, volume_jobs
 
 from planner._support.versions import format_cudnn_version
-from planner.api.request import make_job
+from planner.api.request.request import make_job
 from planner.capture import record
 from planner.emulator.compiled import SOME_MIB, cublaslt_for
 from planner.emulator.gpu import describe_gpu

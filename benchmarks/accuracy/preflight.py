@@ -37,7 +37,7 @@ from benchmarks.published.outcomes import job_of as cnn_job
 from benchmarks.published.transformers import CONFIGS
 from benchmarks.rows import read_lines, write_lines
 from planner.hardware.device import MIB
-from planner.jobs.catalogue import load_catalogue
+from planner.jobs.files.catalogue import load_catalogue
 
 VERSION = "0.5.0"
 T4_CONTEXT_MIB = 141_426_688 / MIB  # as measured in that process

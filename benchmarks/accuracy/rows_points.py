@@ -27,7 +27,7 @@ from planner.hardware.device import MIB
 from planner.hardware.likeness import kind_of
 from planner.hardware.residuals import RunKind
 from planner.jobs import STORED, Job, parse_tensor_spec, resolve_job
-from planner.jobs.catalogue import load_catalogue
+from planner.jobs.files.catalogue import load_catalogue
 from planner.planning.estimators.published import load_measured
 from planner.planning.process.file import find_process_file, read_process
 from planner.program.events import Trace

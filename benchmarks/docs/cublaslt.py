@@ -22,7 +22,7 @@ from typing import Any
 import planner
 from benchmarks.docs.cudnn import CAPABILITIES, convolutions, markdown, write
 from planner.emulator.compiled import open_cudnn_with_cublaslt
-from planner.program.convolution import Convolution
+from planner.program.kernels.convolution import Convolution
 
 MIB = 2**20
 VARIABLE = "PLANNER_EMULATED_CUBLASLT_WORKSPACE"

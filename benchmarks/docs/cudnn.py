@@ -45,14 +45,14 @@ from planner.errors import ModelError
 from planner.hardware.cudnn import PublishedWorkspaces
 from planner.hardware.cudnn.client import Cudnn
 from planner.jobs import resolve_job
-from planner.program.convolution import (
+from planner.program.kernels.convolution import (
     Convolution,
     ConvWorkspaceSource,
     Direction,
     WorkspaceAccount,
     Workspaces,
 )
-from planner.program.kernel import OpKind
+from planner.program.kernels.expansion import OpKind
 from planner.program.target import Target
 
 PUBLISHED = Path(__file__).parents[1] / "published" / "cudnn_workspaces.csv"

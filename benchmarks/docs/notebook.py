@@ -21,7 +21,7 @@ from planner.allocator.config import MemoryLimits
 from planner.capture.session import record
 from planner.hardware.device import unlimited_device
 from planner.jobs import Job
-from planner.jobs.catalogue import load_catalogue
+from planner.jobs.files.catalogue import load_catalogue
 from planner.planning.estimators.published import load_measured
 from planner.planning.process.file import find_process_file, read_process
 from planner.planning.process.model import Leave, MemoryReading, Place, Print, Process

@@ -34,12 +34,12 @@ from planner.capture.session import record
 from planner.emulator.compiled import open_cudnn_with_cublaslt
 from planner.hardware.cudnn import Cudnn
 from planner.jobs import Job
-from planner.jobs.catalogue import load_catalogue
+from planner.jobs.files.catalogue import load_catalogue
 from planner.planning.process.file import find_process_file, read_process
 from planner.planning.process.model import Heading, Process
 from planner.planning.process.run import JobTracer
-from planner.program.convolution import Convolution, Workspaces
 from planner.program.events import Trace
+from planner.program.kernels.convolution import Convolution, Workspaces
 
 TORCH = "2.4"  # the oldest whose rules are known; the notebook's is 2.0.1
 CAPABILITIES = {(8, 6): 82, (8, 9): 128, (7, 5): 72}  # cards of 24 GB, with their multiprocessors

@@ -18,15 +18,15 @@ SHARED = {
 FUNCTIONS = {
     "max_batch": ("planner.api.max_batch", "MaxBatchResult"),
     "estimate": ("planner.api.estimate", "EstimateResult"),
-    "gpus": ("planner.api.gpus", "GpusResult"),
+    "gpus": ("planner.api.fleet.gpus", "GpusResult"),
     "explain": ("planner.api.explain", "ExplainResult"),
     "advise": ("planner.api.advise", "AdviceResult"),
     "max_size": ("planner.api.max_size", "MaxSizeResult"),
     "serve": ("planner.api.serve", "ServeResult"),
-    "clusters": ("planner.api.clusters", "ClusterResult"),
-    "advise_cluster": ("planner.api.clusters", ""),
-    "check": ("planner.api.check", "CheckResult"),
-    "guard": ("planner.api.guard", "Guard"),
+    "clusters": ("planner.api.fleet.clusters", "ClusterResult"),
+    "advise_cluster": ("planner.api.fleet.clusters", ""),
+    "check": ("planner.api.check.check", "CheckResult"),
+    "guard": ("planner.api.guard.guard", "Guard"),
     "diagnose": ("planner.api.diagnose", "DiagnoseResult"),
     "watch": ("planner.api.watch", ""),
 }
@@ -91,7 +91,7 @@ def _python() -> Iterator[str]:
     for name, (module, _) in FUNCTIONS.items():
         yield f"::: {module}.{name}\n"
     yield "## Results\n"
-    for module, result in (*FUNCTIONS.values(), ("planner.api.varying", "VaryingResult")):
+    for module, result in (*FUNCTIONS.values(), ("planner.api.request.varying", "VaryingResult")):
         if result:
             yield f"::: {module}.{result}\n    options:\n      members: true\n"
     yield "## Jobs, GPUs, errors\n"

@@ -19,7 +19,7 @@ from benchmarks.emulated.jobs import DrawnJob, draw_cnn
 from benchmarks.emulated.rows import AnyNumbered, add_missing_rows
 from planner.allocator.config import MemoryLimits, config_of_torch
 from planner.allocator.replay import replay_trace
-from planner.api.request import make_job
+from planner.api.request.request import make_job
 from planner.hardware.database import find_device
 from planner.hardware.device import MIB
 from planner.jobs import STORED

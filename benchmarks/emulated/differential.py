@@ -28,7 +28,7 @@ from benchmarks.rows import read_rows
 from planner.allocator.history.check import check_history
 from planner.allocator.history.file import load_history
 from planner.allocator.history.lifetimes import Recording, recording_of
-from planner.api.request import make_job
+from planner.api.request.request import make_job
 from planner.errors import PlannerError
 from planner.hardware.database import find_device
 from planner.program.events import Trace

@@ -41,14 +41,14 @@ from benchmarks.rows import read_rows
 from planner.allocator.config import AllocatorConfig
 from planner.allocator.history.file import load_history
 from planner.allocator.history.lifetimes import recording_of
-from planner.api.request import make_job
+from planner.api.request.request import make_job
 from planner.errors import PlannerError
 from planner.hardware.budget import make_budget
 from planner.hardware.database import find_device
 from planner.hardware.device import Device, SourcedBytes
 from planner.jobs import Job
-from planner.planning.max_batch import Plan, find_max_batch
 from planner.planning.programs import CaptureMode, open_programs
+from planner.planning.search.max_batch import Plan, find_max_batch
 from planner.program import LARGEST_BATCH, ignore_progress
 
 SEED = 16

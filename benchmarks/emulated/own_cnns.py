@@ -16,7 +16,7 @@ from random import Random
 from benchmarks.emulated.answers import add_rows, needed_mib, peak_mib
 from benchmarks.emulated.differential import SEED
 from benchmarks.emulated.jobs import GPUS, DrawnJob
-from planner.api.request import make_job
+from planner.api.request.request import make_job
 from planner.hardware.cudnn import StoredWorkspaces
 from planner.hardware.database import find_device
 from planner.hardware.likeness import part_of_convolutions

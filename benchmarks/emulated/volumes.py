@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.emulated.answers import add_rows, needed_mib, peak_mib
-from planner.api.request import make_job
+from planner.api.request.request import make_job
 from planner.hardware.cudnn import PublishedWorkspaces, StoredWorkspaces
 from planner.hardware.database import find_device
 from planner.hardware.likeness import part_of_convolutions

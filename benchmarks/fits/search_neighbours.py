@@ -14,9 +14,9 @@ from planner.allocator.config import MIB, MemoryLimits
 from planner.allocator.replay import replay_trace
 from planner.capture.session import record
 from planner.jobs import Job, Optimizer, TensorSpec
-from planner.planning.search import _boundary, largest
+from planner.planning.search.boundary import _boundary, largest
 from planner.program.events import Outcome
-from planner.program.fit import fit_traces
+from planner.program.extrapolation.fit import fit_traces
 from planner.program.program import Program
 
 MODELS = ("alexnet", "vgg11", "vgg16_bn", "resnet18", "resnet50", "mobilenet_v3_small", "vit_b_16")

@@ -19,7 +19,7 @@ from benchmarks.emulated.differential import numbers_of
 from benchmarks.emulated.jobs import DrawnJob, draw_job, options_of
 from benchmarks.emulated.rows import add_row
 from benchmarks.rows import read_rows
-from planner.api.request import make_job
+from planner.api.request.request import make_job
 from planner.errors import PlannerError
 from planner.hardware.database import find_device
 from planner.jobs import Job

@@ -27,8 +27,8 @@ from planner.capture.session import record
 from planner.hardware.cudnn import PublishedWorkspaces
 from planner.hardware.database import find_device
 from planner.jobs import PUBLISHED, Job, Optimizer, ZeroGrad, parse_tensor_spec
-from planner.program.convolution import ConvWorkspaceQuery
 from planner.program.events import Outcome, Phase, PhaseStart, Trace
+from planner.program.kernels.convolution import ConvWorkspaceQuery
 
 RUNS = Path(__file__).parent / "runs_torch26.csv"
 TORCH = "2.6"  # that ran

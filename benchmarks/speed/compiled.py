@@ -27,7 +27,7 @@ from benchmarks.emulated.jobs import DrawnJob
 from benchmarks.emulated.probe_client import ROOT
 from benchmarks.emulated.rows import add_row
 from benchmarks.rows import read_rows
-from planner.api.request import make_job
+from planner.api.request.request import make_job
 
 ROWS = Path(__file__).with_name("compiled.csv")
 HEAD = (

@@ -14,10 +14,10 @@ from time import perf_counter
 
 from planner import gpus, max_batch
 from planner.allocator.replay import replay_trace
-from planner.api.request import make_job
+from planner.api.request.request import make_job
 from planner.capture.models.registry import construct_model, find_constructor
 from planner.capture.session import record
-from planner.planning.fleet import DeviceFit
+from planner.planning.search.fleet import DeviceFit
 
 REPEATS = 3
 

@@ -69,7 +69,7 @@ def work(kind: str, model: str) -> dict[str, Any]:
     start = perf_counter()
     import torch
 
-    from planner.api.request import make_job
+    from planner.api.request.request import make_job
     from planner.capture.models.registry import construct_model, find_constructor
 
     job, _, _ = make_job(model, {})

@@ -19,7 +19,7 @@ from planner.allocator.replay import replay_trace
 from planner.capture.session import record
 from planner.jobs import Job, TensorSpec
 from planner.program.events import Alloc, Free, Trace
-from planner.program.fit import fit_traces
+from planner.program.extrapolation.fit import fit_traces
 from planner.store.codec import load_programs, save_programs
 
 BATCH = 128

@@ -7,10 +7,10 @@ from typing import Unpack
 
 from msgspec.structs import replace
 
-from planner.api.budget import require_memory_limit
-from planner.api.options import Options
-from planner.api.request import Model, Request
-from planner.api.varying import is_varying, open_any_request, open_sized_programs
+from planner.api.request.budget import require_memory_limit
+from planner.api.request.options import Options
+from planner.api.request.request import Model, Request
+from planner.api.request.varying import is_varying, open_any_request, open_sized_programs
 from planner.jobs import Job, load_distribution
 from planner.planning import (
     Advice,

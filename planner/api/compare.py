@@ -5,9 +5,9 @@ from time import perf_counter
 from typing import Unpack
 
 from planner.allocator import config_of_torch, parse_alloc_conf
-from planner.api.budget import calibration_query, stored_calibrations
-from planner.api.options import Options
-from planner.api.request import Model, open_request
+from planner.api.request.budget import calibration_query, stored_calibrations
+from planner.api.request.options import Options
+from planner.api.request.request import Model, open_request
 from planner.hardware import GENERIC_CAPABILITY, Budget, with_config
 from planner.hardware.calibration import find_run
 from planner.jobs import PUBLISHED, CatalogueEntry, Job, load_catalogue

@@ -23,8 +23,8 @@ from planner.allocator.history import (
     load_snapshots,
 )
 from planner.api.advise import AdviceResult, VaryingAdviceResult, advise
-from planner.api.options import Options
-from planner.api.request import Model
+from planner.api.request.options import Options
+from planner.api.request.request import Model
 from planner.errors import DataFileError
 from planner.planning.diagnosis import Diagnosis, diagnose_history, diagnose_log, diagnose_run
 from planner.program import OnProgress, ignore_progress

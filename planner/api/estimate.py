@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Unpack, overload
 
-from planner.api.options import Options
-from planner.api.ranks import Ranks
-from planner.api.request import Model, open_request
-from planner.api.varying import VaryingResult, estimate_of_varying, is_varying, open_any_request
+from planner.api.request.options import Options
+from planner.api.request.ranks import Ranks
+from planner.api.request.request import Model, open_request
+from planner.api.request.varying import VaryingResult, estimate_of_varying, is_varying, open_any_request
 from planner.jobs import split_model
 from planner.planning import Estimate
 from planner.planning.estimators import Method, find_method, reject_unsupported_options, takes_loss

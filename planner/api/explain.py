@@ -9,11 +9,11 @@ from typing import Unpack
 from msgspec.structs import replace
 
 from planner.allocator.history import Difference, Recording, compare_with_recording
-from planner.api.budget import budget_for, make_budget
-from planner.api.gpus import gpus
-from planner.api.options import Options
-from planner.api.request import Model, Request
-from planner.api.varying import is_varying, open_any_request, open_sized_programs
+from planner.api.fleet.gpus import gpus
+from planner.api.request.budget import budget_for, make_budget
+from planner.api.request.options import Options
+from planner.api.request.request import Model, Request
+from planner.api.request.varying import is_varying, open_any_request, open_sized_programs
 from planner.errors import ModelError, UsageError
 from planner.hardware import UNLIMITED_BYTES, Budget, Device, judge_budget, load_devices
 from planner.jobs import Job, Mode, at_size, check_count, reset_options

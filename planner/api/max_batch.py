@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Unpack, overload
 
 from msgspec.structs import replace
 
-from planner.api.budget import require_memory_limit
 from planner.api.estimate import options_of_method
-from planner.api.options import Options
-from planner.api.ranks import Ranks
-from planner.api.request import Model, find_multiple, open_request
-from planner.api.varying import VaryingResult, is_varying, max_batch_of_varying, open_any_request
+from planner.api.request.budget import require_memory_limit
+from planner.api.request.options import Options
+from planner.api.request.ranks import Ranks
+from planner.api.request.request import Model, find_multiple, open_request
+from planner.api.request.varying import VaryingResult, is_varying, max_batch_of_varying, open_any_request
 from planner.errors import UsageError
 from planner.planning import Plan
 from planner.planning.estimators import Method, find_method

@@ -7,9 +7,9 @@ from typing import Unpack
 
 from msgspec.structs import replace
 
-from planner.api.budget import require_memory_limit
-from planner.api.options import Options
-from planner.api.request import Model, open_request
+from planner.api.request.budget import require_memory_limit
+from planner.api.request.options import Options
+from planner.api.request.request import Model, open_request
 from planner.errors import UsageError
 from planner.jobs import Job, Size, at_size, size_ranges, split_model
 from planner.planning import CaptureMode, SizePlan, complete_from_library, find_max_size, sizes_between

@@ -11,8 +11,8 @@ from typing import TypedDict, Unpack, cast
 from msgspec.structs import replace
 
 from planner.allocator import AllocatorConfig, ReuseOrder, config_of_torch, parse_alloc_conf
-from planner.api.budget import make_budget
-from planner.api.options import Options
+from planner.api.request.budget import make_budget
+from planner.api.request.options import Options
 from planner.hardware import MIB, Budget, Device
 from planner.jobs import Job, allowed_sources, load_catalogue
 from planner.planning import CaptureMode, open_traces

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from planner.api.budget import DEFAULT_CONFIDENCE
-from planner.api.request import find_multiple
+from planner.api.request.budget import DEFAULT_CONFIDENCE
+from planner.api.request.request import find_multiple
 from planner.emulator import EmulatedRun, RunOptions, compiled_dir, run_emulated
 from planner.errors import UnsavedError, UsageError, unsaved
 from planner.hardware import Device, find_device, generic_device

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Unpack
 
-from planner.api.budget import make_budget, require_memory_limit
-from planner.api.options import Options
-from planner.api.request import make_job
+from planner.api.request.budget import make_budget, require_memory_limit
+from planner.api.request.options import Options
+from planner.api.request.request import make_job
 from planner.planning import ServingPlan, ServingSettings, plan_serving
 from planner.program import ignore_progress
 from planner.report import Report, Result, report_of

@@ -16,9 +16,9 @@ from typing import Any, cast
 import msgspec
 from msgspec.structs import replace
 
-from planner.api.gpus import gpus
-from planner.api.options import Options
-from planner.api.varying import check_any_sizes
+from planner.api.fleet.gpus import gpus
+from planner.api.request.options import Options
+from planner.api.request.varying import check_any_sizes
 from planner.errors import PlannerError, UsageError
 from planner.jobs import CatalogueEntry, resolve_job
 from planner.planning.sweep import (

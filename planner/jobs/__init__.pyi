@@ -1,7 +1,7 @@
-from .catalogue import load_catalogue as load_catalogue
+from .files.catalogue import load_catalogue as load_catalogue
 from .codec import job_from_json as job_from_json, job_to_json as job_to_json
 from .depth import Depth as Depth
-from .deepspeed import (
+from .files.deepspeed import (
     deepspeed_stage as deepspeed_stage, fill_deepspeed as fill_deepspeed, model_precision as model_precision,
     read_deepspeed as read_deepspeed,
 )
@@ -44,8 +44,8 @@ from .sizes import (
     check_sizes as check_sizes, draw_batches as draw_batches, load_distribution as load_distribution,
     require_one_size as require_one_size, size_ranges as size_ranges,
 )
-from .torchtitan import is_torchtitan as is_torchtitan, read_torchtitan as read_torchtitan
-from .yaml_fields import (
+from .files.torchtitan import is_torchtitan as is_torchtitan, read_torchtitan as read_torchtitan
+from .files.yaml_fields import (
     OPTION_KEYS as OPTION_KEYS, allowed_sources as allowed_sources, parse_entry as parse_entry,
     read_alloc_conf as read_alloc_conf, read_arguments as read_arguments, read_count as read_count,
     read_items as read_items, read_model as read_model, read_options as read_options,

@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from planner.errors import UsageError
-from planner.jobs.deepspeed import precision_agrees
+from planner.jobs.files.deepspeed import precision_agrees
 from planner.jobs.job import (
     Checkpoint,
     ClipGradients,

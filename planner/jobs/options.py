@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, get_args
 
 from planner.errors import UsageError
-from planner.jobs.deepspeed import read_deepspeed
+from planner.jobs.files.deepspeed import read_deepspeed
 from planner.jobs.fsdp import FsdpArguments, parse_fsdp
 from planner.jobs.job import JOB_FIELDS, Arguments, Job
 from planner.jobs.optimizer_names import LIBRARY_OPTIMIZERS, TORCH_OPTIMIZERS, parse_optimizer

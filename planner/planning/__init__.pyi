@@ -23,13 +23,13 @@ from .estimate import (
     Answer as Answer, Estimate as Estimate, RankFigures as RankFigures, Seconds as Seconds,
     estimate_batch as estimate_batch, unlimited as unlimited,
 )
-from .fleet import (
+from .search.fleet import (
     DeviceFit as DeviceFit, FleetTable as FleetTable, curve as curve, fit_devices as fit_devices,
 )
 from .growth_limit import StepLimit as StepLimit
 from .host_memory import HostMemory as HostMemory
-from .max_batch import Plan as Plan, find_max_batch as find_max_batch
-from .max_size import (
+from .search.max_batch import Plan as Plan, find_max_batch as find_max_batch
+from .search.max_size import (
     SizePlan as SizePlan, find_max_size as find_max_size, sizes_between as sizes_between,
 )
 from .phases import JobPhase as JobPhase, JobPhasePeak as JobPhasePeak
@@ -41,7 +41,7 @@ from .quote import Quote as Quote
 from .ranks import (
     count_ranks as count_ranks, is_worse as is_worse, ranks_beside as ranks_beside, with_ranks as with_ranks,
 )
-from .replays import TimedPrograms as TimedPrograms
+from .search.replays import TimedPrograms as TimedPrograms
 from .serving import (
     ServingPlan as ServingPlan, ServingSettings as ServingSettings, plan_serving as plan_serving,
 )

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from planner.hardware import Budget, process_bytes, upper_process_bytes
 from planner.planning.estimate import unlimited
-from planner.planning.replays import ReplayCache, TargetReplays
+from planner.planning.search.replays import ReplayCache, TargetReplays
 from planner.program import LARGEST_BATCH, Outcome, ProgramSet
 
 BEYOND = 1.35  # end of a card's curve, as a multiple of its largest batch size

@@ -1,16 +1,16 @@
 from .batch_sizes import ANY_BATCH_SIZE as ANY_BATCH_SIZE, BatchSizes as BatchSizes
 from .bounds import LowerBound as LowerBound, live_bytes_bound as live_bytes_bound
-from .convolution import (
+from .kernels.convolution import (
     ConvWorkspace as ConvWorkspace, ConvWorkspaceQuery as ConvWorkspaceQuery,
     ConvWorkspaceSource as ConvWorkspaceSource, Convolution as Convolution,
     ConvolutionExpr as ConvolutionExpr, Direction as Direction, Engine as Engine,
     WorkspaceAccount as WorkspaceAccount, Workspaces as Workspaces,
 )
-from .cublas import (
+from .kernels.cublas import (
     LT_BYTES as LT_BYTES, LtWorkspace as LtWorkspace, lt_workspace as lt_workspace,
     parse_workspace_config as parse_workspace_config, workspace_bytes as workspace_bytes,
 )
-from .depth import (
+from .extrapolation.depth import (
     BLOCK as BLOCK, CHECKED as CHECKED, NotRepeatedError as NotRepeatedError, Origin as Origin,
     RepeatedBlock as RepeatedBlock, SHALLOW as SHALLOW, compare_depths as compare_depths,
 )
@@ -29,7 +29,7 @@ from .expr import (
     constant_ops as constant_ops, express_ops as express_ops, first_matching as first_matching,
     validate_ops as validate_ops,
 )
-from .fit import (
+from .extrapolation.fit import (
     Affine as Affine, NotAffineError as NotAffineError, Quadratic as Quadratic,
     SizesNotAffineError as SizesNotAffineError, fit_by_site as fit_by_site, fit_events as fit_events,
     fit_pinned as fit_pinned, fit_quadratic_events as fit_quadratic_events, fit_traces as fit_traces,
@@ -40,7 +40,7 @@ from .growth import (
     GrowingSite as GrowingSite, Growth as Growth, STREAM_POOL as STREAM_POOL, find_growth as find_growth,
     growing_blocks as growing_blocks,
 )
-from .kernel import OpKind as OpKind
+from .kernels.expansion import OpKind as OpKind
 from .pieces import (
     FIRST_LASTING as FIRST_LASTING, Joiner as Joiner, NotJoinedError as NotJoinedError, Piece as Piece,
     ProgramPiece as ProgramPiece, Variable as Variable, cut_program as cut_program, cut_trace as cut_trace,

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from planner.program.convolution import Convolution, ConvWorkspace, WorkspaceAccount, Workspaces
+from planner.program.kernels.convolution import Convolution, ConvWorkspace, WorkspaceAccount, Workspaces
 
 # Beginning of the notes on a part of the job that takes memory and is left out, which headlines repeat.
 LEFT_OUT_NOTE = "not planned: "

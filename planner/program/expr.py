@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from planner.program.convolution import Convolution, ConvolutionExpr
-from planner.program.kernel import OpenKernelOps, OpKind
+from planner.program.kernels.convolution import Convolution, ConvolutionExpr
+from planner.program.kernels.expansion import OpenKernelOps, OpKind
 
 Node = tuple[str, int, int]  # an operation and its operands: indices of earlier nodes, or the number of a "c"
 

@@ -16,7 +16,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from planner.program.batch_sizes import ANY_BATCH_SIZE, BatchSizes
-from planner.program.convolution import Convolution, ConvWorkspace
 from planner.program.events import (
     Alloc,
     Category,
@@ -31,7 +30,8 @@ from planner.program.events import (
     validate,
 )
 from planner.program.expr import GuardedOps, first_matching
-from planner.program.kernel import KernelOps, OpenKernelOps, OpKind, expand_kernel
+from planner.program.kernels.convolution import Convolution, ConvWorkspace
+from planner.program.kernels.expansion import KernelOps, OpenKernelOps, OpKind, expand_kernel
 from planner.program.target import Capability, Target
 
 LARGEST_BATCH = 2**24  # a job that fits even this does not depend on its batch size

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from planner.program.convolution import Convolution, ConvWorkspaceQuery, Workspaces
+from planner.program.kernels.convolution import Convolution, ConvWorkspaceQuery, Workspaces
 from planner.program.torch_version import NEWEST_TORCH, TorchVersion
 
 Capability = tuple[int, int]

@@ -15,12 +15,16 @@ from .commands.calibrations.verify import (
     verification_document as verification_document, verification_to_json as verification_to_json,
 )
 from .commands.check import check_document as check_document, check_to_json as check_to_json
-from .commands.clusters import clusters_document as clusters_document, clusters_to_json as clusters_to_json
-from .commands.compare import (
+from .commands.fleet.clusters import (
+    clusters_document as clusters_document, clusters_to_json as clusters_to_json,
+)
+from .commands.estimates.compare import (
     comparison_document as comparison_document, comparison_to_json as comparison_to_json,
 )
-from .commands.devices import devices_document as devices_document, devices_to_json as devices_to_json
-from .commands.estimate import estimate_document as estimate_document, estimate_to_json as estimate_to_json
+from .commands.fleet.devices import devices_document as devices_document, devices_to_json as devices_to_json
+from .commands.estimates.estimate import (
+    estimate_document as estimate_document, estimate_to_json as estimate_to_json,
+)
 from .commands.explain.report import (
     explanation_document as explanation_document, explanation_to_json as explanation_to_json,
 )
@@ -28,7 +32,7 @@ from .commands.explain.summary import summary_of as summary_of
 from .commands.explain.varying import (
     worst_batch_document as worst_batch_document, worst_batch_to_json as worst_batch_to_json,
 )
-from .commands.gpus import (
+from .commands.fleet.gpus import (
     gpus_document as gpus_document, gpus_to_csv as gpus_to_csv, gpus_to_json as gpus_to_json,
 )
 from .commands.guard import guard_document as guard_document, guard_to_json as guard_to_json
@@ -44,7 +48,7 @@ from .commands.run import (
     run_document as run_document, run_summary as run_summary, run_to_json as run_to_json,
 )
 from .commands.serve import serving_document as serving_document, serving_to_json as serving_to_json
-from .commands.static_estimate import (
+from .commands.estimates.static_estimate import (
     formula_plan_document as formula_plan_document, formula_plan_to_json as formula_plan_to_json,
     static_estimate_document as static_estimate_document, static_estimate_to_json as static_estimate_to_json,
 )
@@ -52,8 +56,8 @@ from .commands.sweep import (
     sweep_document as sweep_document, sweep_to_csv as sweep_to_csv, sweep_to_json as sweep_to_json,
     sweep_to_parquet as sweep_to_parquet,
 )
-from .commands.varying import varying_document as varying_document, varying_to_json as varying_to_json
-from .commands.varying_advice import (
+from .commands.varying.plan import varying_document as varying_document, varying_to_json as varying_to_json
+from .commands.varying.advice import (
     varying_advice_document as varying_advice_document, varying_advice_to_json as varying_advice_to_json,
 )
 from .describe import growth_text as growth_text, short_op as short_op

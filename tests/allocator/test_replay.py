@@ -7,8 +7,8 @@ from planner.allocator.config import MIB, AllocatorConfig, MemoryLimits, parse_a
 from planner.allocator.replay import Failure, Peaks, PhasePeak, Replay, replay_trace, replay_with_breakdown
 from planner.allocator.timeline import TimelineRecorder
 from planner.errors import UsageError
-from planner.program.convolution import Convolution, Direction
 from planner.program.events import Alloc, Category, Event, Free, Outcome, Phase, PhaseStart, Trace
+from planner.program.kernels.convolution import Convolution, Direction
 from planner.program.program import AffineAlloc, Program
 from tests.helpers.structs import replace
 from tests.helpers.traces import SITES, alloc, program_of, programs

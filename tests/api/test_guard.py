@@ -13,7 +13,7 @@ import planner
 from calibration.probe.client import DetectedGpu
 from calibration.probe.training_meter import TrainingMeter
 from calibration.trainings import keep_training
-from planner.api.guard_plan import GuardRequest, plan_training
+from planner.api.guard.plan import GuardRequest, plan_training
 from planner.capture.models.live.training import digest_of, read_training
 from planner.errors import DoesNotFitError, UsageError
 from planner.hardware.calibration.files import load_folders

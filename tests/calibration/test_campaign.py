@@ -29,11 +29,11 @@ from planner.hardware.calibration.files import load_folders
 from planner.hardware.calibration.model import Fit, Observation, Point
 from planner.hardware.device import generic_device
 from planner.jobs import Job, Mode, Optimizer
-from planner.jobs.catalogue import load_catalogue
+from planner.jobs.files.catalogue import load_catalogue
 from planner.planning.epoch import check_batch
 from planner.planning.estimate import Estimate, Seconds, estimate_batch
-from planner.planning.max_batch import Plan
-from planner.planning.search import Search
+from planner.planning.search.boundary import Search
+from planner.planning.search.max_batch import Plan
 from planner.program import TraceSource
 from planner.program.events import Event, Outcome, Phase, PhaseStart, Site, Trace
 from planner.program.target import Target

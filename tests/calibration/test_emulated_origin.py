@@ -12,7 +12,7 @@ from calibration.observations import (
     save_observation,
 )
 from planner.allocator.config import AllocatorConfig
-from planner.api.budget import stored_calibrations
+from planner.api.request.budget import stored_calibrations
 from planner.emulator.gpu import describe_gpu
 from planner.errors import DataFileError
 from planner.hardware.budget import make_budget

@@ -12,7 +12,7 @@ from calibration.probe.memory_sampler import CudaRun
 from planner.allocator.config import MIB
 from planner.errors import ModelError, NoGpuError, UsageError
 from planner.jobs import Mode
-from planner.jobs.catalogue import load_catalogue
+from planner.jobs.files.catalogue import load_catalogue
 from planner.program.events import Phase
 from tests.helpers.models import job_of
 from tests.helpers.probes import training

@@ -11,8 +11,8 @@ from planner.hardware.database import find_device
 from planner.hardware.device import MIB, generic_device
 from planner.jobs import Job
 from planner.planning.estimate import Seconds
-from planner.planning.max_batch import Plan
-from planner.planning.search import Search
+from planner.planning.search.boundary import Search
+from planner.planning.search.max_batch import Plan
 from planner.report.commands.calibrations.verify import limit_document, limit_to_json
 from planner.report.plain import render_plain
 from tests.helpers.calibrating import JOB_OPTIONS, tracer
@@ -108,7 +108,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> None:
     def programs(job: Job, on_progress: object, *rest: object) -> RunTraces:
         return RunTraces(tracer(job, (8, 6), on_progress))
 
-    monkeypatch.setattr("planner.api.request.open_programs", programs)
+    monkeypatch.setattr("planner.api.request.request.open_programs", programs)
 
 
 LIMIT = "verify --model torchvision:resnet18 --allocator-cap-mib 1000"

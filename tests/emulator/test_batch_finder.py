@@ -19,7 +19,7 @@ from planner.planning.command.command_runs import CommandRuns
 from planner.planning.command.fit import Fit, fit_runs, limits_of
 from planner.program import LARGEST_BATCH
 from planner.program.events import Alloc, Category, Free, Outcome, Phase, PhaseStart, Site
-from planner.program.fit import Affine, rounded_affine
+from planner.program.extrapolation.fit import Affine, rounded_affine
 from tests.helpers.structs import replace
 
 SITES = (Site("train.py:1", "forward"),)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.emulated.both_sides import Emulator, cudnn_of, plan_statically
-from planner.api.request import make_job
+from planner.api.request.request import make_job
 from planner.hardware.database import find_device
 from planner.hardware.device import MIB
 from tests.helpers.structs import replace

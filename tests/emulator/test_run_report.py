@@ -23,7 +23,7 @@ from planner.errors import DataFileError, ModelError, UnsavedError
 from planner.hardware.database import find_device
 from planner.hardware.device import MIB
 from planner.planning.command.largest_batch import CommandPlan
-from planner.planning.search import Search
+from planner.planning.search.boundary import Search
 from planner.program.events import Outcome
 from planner.report.commands.run import command_plan_document, command_plan_to_json, run_document, run_to_json
 from planner.report.plain import render_plain

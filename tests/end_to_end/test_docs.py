@@ -16,7 +16,7 @@ import planner
 from planner.cli import run
 from planner.cli.parser import COMMANDS, parse
 from planner.errors import UsageError
-from planner.jobs.catalogue import load_catalogue
+from planner.jobs.files.catalogue import load_catalogue
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

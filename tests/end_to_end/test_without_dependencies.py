@@ -36,7 +36,7 @@ from planner.hardware.device import generic_device
 from planner.jobs import Job
 from planner.planning.estimate import Seconds, estimate_batch
 from planner.allocator.replay import replay_trace
-from planner.planning.search import largest
+from planner.planning.search.boundary import largest
 from planner.store.codec import load_programs
 
 file = load_programs(Path(path))

@@ -9,7 +9,7 @@ from planner.allocator.config import MIB
 from planner.allocator.history.check import check_history
 from planner.allocator.history.file import LARGEST_FILE_BYTES, load_history
 from planner.allocator.history.history import SEGMENT_ACTIONS
-from planner.jobs.catalogue import load_catalogue
+from planner.jobs.files.catalogue import load_catalogue
 from planner.program.events import Phase
 
 pytestmark = pytest.mark.gpu

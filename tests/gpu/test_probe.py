@@ -14,8 +14,8 @@ from planner.hardware.budget import make_budget
 from planner.hardware.calibration.files import load_folders
 from planner.hardware.calibration.model import Fit
 from planner.hardware.device import Device, FigureKind, SourcedBytes
-from planner.jobs.catalogue import load_catalogue
-from planner.planning.max_batch import estimate_batch, find_max_batch
+from planner.jobs.files.catalogue import load_catalogue
+from planner.planning.search.max_batch import estimate_batch, find_max_batch
 from planner.program.events import Outcome
 from tests.helpers.traces import RunTraces
 

@@ -12,7 +12,7 @@ from planner.capture.workspaces.ops import KernelOp, Output, answer_convolutions
 from planner.capture.workspaces.registry import RULES
 from planner.emulator.compiled import open_cudnn_with_cublaslt
 from planner.hardware.cudnn.client import Cudnn
-from planner.program.kernel import OpKind
+from planner.program.kernels.expansion import OpKind
 from planner.program.target import Target
 from planner.program.torch_version import torch_version_of
 

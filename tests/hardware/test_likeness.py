@@ -13,8 +13,8 @@ from planner.hardware.likeness import Departure, Likeness, kind_of, lengths_of, 
 from planner.hardware.residuals import Doubt, RunKind, load_residuals
 from planner.jobs import Job, Lengths, MemoryFormat, Mode, Precision, TensorSpec
 from planner.jobs.codec import job_from_json, job_to_json
-from planner.program.convolution import ConvWorkspaceSource, WorkspaceAccount
 from planner.program.events import Trace
+from planner.program.kernels.convolution import ConvWorkspaceSource, WorkspaceAccount
 from planner.store.fingerprint import fingerprint_of
 from tests.helpers.structs import replace
 

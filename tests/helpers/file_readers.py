@@ -19,15 +19,15 @@ from planner.errors import DataFileError
 from planner.hardware.calibration.files import Origins, add_points, key_of, load_calibration
 from planner.hardware.calibration.model import NoFit, Point
 from planner.hardware.database import DEVICES_FOLDER, load_devices
-from planner.jobs.catalogue import load_catalogue
 from planner.jobs.codec import job_to_json
+from planner.jobs.files.catalogue import load_catalogue
 from planner.planning.process.file import SHIPPED_FOLDER, read_process
 from planner.planning.sweep.grid import load_grid
 from planner.planning.sweep.results import ResultStore
 from planner.planning.sweep.task import GpuFigures, Task, TaskResult, device_digest
 from planner.program.events import Category, Free, Phase, PhaseStart, Site
 from planner.program.expr import Guard, GuardedOps, OpExpr
-from planner.program.kernel import OpKind
+from planner.program.kernels.expansion import OpKind
 from planner.program.program import AffineAlloc, KernelCall, Program, Variants
 from planner.program.target import Target
 from planner.store.cache_dir import CacheDirectory

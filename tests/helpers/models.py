@@ -9,7 +9,7 @@ from planner.allocator.blocks import Block
 from planner.allocator.caching_allocator import CachingAllocator
 from planner.capture.session import record
 from planner.jobs import Job, Loss, Mode, parse_tensor_spec
-from planner.jobs.catalogue import load_catalogue
+from planner.jobs.files.catalogue import load_catalogue
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Trace
 from tests.helpers.structs import replace
 

@@ -11,7 +11,7 @@ import pytest
 from planner.capture.models.registry import build_model
 from planner.errors import DataFileError
 from planner.jobs import CatalogueEntry, Job, Loss, Mode, Optimizer, Precision, TensorSpec
-from planner.jobs.catalogue import load_catalogue
+from planner.jobs.files.catalogue import load_catalogue
 
 IMAGE = TensorSpec((3, 224, 224))
 ENTRY = "a:\n  about: T.\n  source: zoo:X\n"
@@ -214,7 +214,7 @@ def test_job_and_catalogue_need_neither_torch_nor_numpy() -> None:
     """Reading the catalogue and completing a job import neither torch, NumPy nor pydantic."""
     code = (
         "import sys\n"
-        "from planner.jobs.catalogue import load_catalogue\n"
+        "from planner.jobs.files.catalogue import load_catalogue\n"
         "from planner.jobs import resolve_job\n"
         "resolve_job('resnet50', load_catalogue())\n"
         "print(sorted({'torch', 'numpy', 'pydantic'} & set(sys.modules)))\n"

@@ -17,7 +17,7 @@ from planner.jobs import (
     fill_deepspeed,
     resolve_job,
 )
-from planner.jobs.deepspeed import read_deepspeed
+from planner.jobs.files.deepspeed import read_deepspeed
 
 INPUTS = [TensorSpec((3, 64, 64))]
 

@@ -9,8 +9,8 @@ import planner
 from planner.cli import run
 from planner.errors import UsageError
 from planner.jobs import Job, parse_tensor_spec
-from planner.jobs.catalogue import load_catalogue
 from planner.jobs.codec import job_from_json, job_to_json
+from planner.jobs.files.catalogue import load_catalogue
 from planner.jobs.nested import nest_inputs, nest_target
 
 pytestmark = pytest.mark.slow

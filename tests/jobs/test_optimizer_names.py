@@ -7,9 +7,9 @@ import torch
 
 from planner.errors import DataFileError, UsageError
 from planner.jobs import Job, Optimizer, merge_job
-from planner.jobs.catalogue import load_catalogue
+from planner.jobs.files.catalogue import load_catalogue
+from planner.jobs.files.yaml_fields import ANY_SOURCE
 from planner.jobs.optimizer_names import TORCH_OPTIMIZERS, optimizer_library, parse_optimizer
-from planner.jobs.yaml_fields import ANY_SOURCE
 
 
 def test_the_table_has_all_classes_of_torch() -> None:

@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from planner.api.options import JobOptions
+from planner.api.request.options import JobOptions
 from planner.errors import UsageError
 from planner.jobs import (
     FIELD_OPTIONS,
@@ -24,10 +24,10 @@ from planner.jobs import (
     reset_options,
     resolve_job,
 )
-from planner.jobs.catalogue import load_catalogue
 from planner.jobs.codec import job_from_json, job_to_json
 from planner.jobs.conflicts import CONFLICTS, REQUIREMENTS, SETTINGS
-from planner.jobs.yaml_fields import ANY_SOURCE
+from planner.jobs.files.catalogue import load_catalogue
+from planner.jobs.files.yaml_fields import ANY_SOURCE
 from planner.report.describe import describe_job
 
 BASE = Job.create("torchvision:resnet18", inputs=(TensorSpec((3, 8, 8)),), target=TensorSpec((), "int64"))

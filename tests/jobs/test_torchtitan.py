@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from planner.api.request import make_job
+from planner.api.request.request import make_job
 from planner.errors import UsageError
 from planner.jobs import Checkpoint, ClipGradients, FsdpArguments, Job, Optimizer, OptimizerImpl, Precision
 

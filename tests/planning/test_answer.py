@@ -9,7 +9,7 @@ from planner.hardware.likeness import Likeness
 from planner.jobs import Job
 from planner.planning.estimate import Answer, Estimate, estimate_batch
 from planner.program.events import Alloc, Category, Free, Outcome, Phase, PhaseStart, Trace
-from planner.report.commands.estimate import estimate_document, estimate_to_json
+from planner.report.commands.estimates.estimate import estimate_document, estimate_to_json
 from planner.report.plain import render_plain
 from tests.helpers.traces import SITES
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import planner
-from planner.api.budget import make_budget
+from planner.api.request.budget import make_budget
 from planner.errors import UsageError
 from planner.jobs import Checkpoint, Job, Loss, Mode
 from planner.planning import ClusterQuestion, ClusterSearch, find_clusters

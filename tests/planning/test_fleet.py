@@ -15,16 +15,16 @@ from torch import Tensor, nn
 from planner import gpus, max_batch
 from planner.allocator.config import AllocatorConfig, MemoryLimits, max_reserved_bytes
 from planner.allocator.replay import replay_trace
-from planner.api.gpus import GpusResult
+from planner.api.fleet.gpus import GpusResult
 from planner.cli import run
 from planner.errors import UsageError
 from planner.hardware.budget import Budget, make_budget
 from planner.hardware.database import find_device, load_devices
 from planner.hardware.device import MIB, Device, FigureKind, ProductInfo, ProductLine, SourcedBytes
 from planner.jobs import Job
-from planner.planning.fleet import DeviceFit, FleetTable, fit_devices
-from planner.planning.max_batch import Seconds
-from planner.planning.search import boundary_from_guess, largest
+from planner.planning.search.boundary import boundary_from_guess, largest
+from planner.planning.search.fleet import DeviceFit, FleetTable, fit_devices
+from planner.planning.search.max_batch import Seconds
 from planner.program.bounds import live_bytes_bound
 from planner.program.events import Alloc, Category, Free, Outcome, Trace
 from planner.program.program import AffineAlloc, Program

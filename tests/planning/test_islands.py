@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from planner import estimate, max_batch
-from planner.planning.search import NEIGHBOUR_SHARES, NEIGHBOURS
+from planner.planning.search.boundary import NEIGHBOUR_SHARES, NEIGHBOURS
 
 
 @pytest.mark.slow

@@ -15,11 +15,11 @@ from planner.hardware.oom_probability import oom_probability_at
 from planner.jobs import Job
 from planner.planning.estimate import Answer
 from planner.planning.host_memory import HostMemory
-from planner.planning.max_batch import Estimate, Plan, Seconds, estimate_batch, find_max_batch
 from planner.planning.phases import JobPhase, JobPhasePeak
+from planner.planning.search.max_batch import Estimate, Plan, Seconds, estimate_batch, find_max_batch
 from planner.program import LARGEST_BATCH
 from planner.program.events import Alloc, Category, Event, Free, Outcome, Phase, PhaseStart, Trace
-from planner.program.fit import fit_traces
+from planner.program.extrapolation.fit import fit_traces
 from tests.helpers.structs import replace
 from tests.helpers.traces import SITES, OneProgram, RunTraces
 

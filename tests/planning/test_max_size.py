@@ -12,7 +12,7 @@ from torch import nn
 import planner
 from planner.errors import UsageError
 from planner.jobs import Job, parse_tensor_spec
-from planner.planning.max_size import sizes_between
+from planner.planning.search.max_size import sizes_between
 from tests.helpers.nnunet import nnunet_library
 
 JOB: dict[str, Any] = {"loss": "sum", "optimizer": "sgd", "cudnn": "published"}

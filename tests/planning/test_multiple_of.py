@@ -11,8 +11,8 @@ import planner
 from planner.cli import run
 from planner.errors import UsageError
 from planner.jobs import Job
-from planner.planning.max_batch import find_max_batch
-from planner.planning.search import largest, round_down
+from planner.planning.search.boundary import largest, round_down
+from planner.planning.search.max_batch import find_max_batch
 from planner.program.batch_sizes import BatchSizes
 from planner.program.events import Category, Outcome, Trace
 from planner.program.program import AffineAlloc, Program

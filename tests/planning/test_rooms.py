@@ -12,11 +12,11 @@ from planner.hardware.oom_probability import oom_probability_at
 from planner.jobs import Job
 from planner.planning.batch_curve import take_curve
 from planner.planning.estimate import estimate_batch
-from planner.planning.fleet import fit_devices
-from planner.planning.max_batch import find_max_batch
+from planner.planning.search.fleet import fit_devices
+from planner.planning.search.max_batch import find_max_batch
 from planner.program.events import Alloc, Category, Free, Outcome, Phase, PhaseStart, Trace
 from planner.program.program import AffineAlloc, Program, ProgramEvent
-from planner.report.commands.estimate import failure_entries
+from planner.report.commands.estimates.estimate import failure_entries
 from tests.helpers.models import AMPERE
 from tests.helpers.traces import SITES, OneProgram, program_of, programs
 

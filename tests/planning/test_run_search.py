@@ -6,10 +6,10 @@ import pytest
 
 from planner.allocator.config import MIB, MemoryLimits
 from planner.allocator.replay import replay_trace
-from planner.planning.replays import ReplayCache, TargetReplays
-from planner.planning.run_search import search_by_runs
-from planner.program.convolution import Convolution, ConvWorkspace, Direction, Workspaces
+from planner.planning.search.by_runs import search_by_runs
+from planner.planning.search.replays import ReplayCache, TargetReplays
 from planner.program.events import Alloc, Category, Event, Free, Outcome, Phase, PhaseStart, Trace
+from planner.program.kernels.convolution import Convolution, ConvWorkspace, Direction, Workspaces
 from tests.helpers.structs import replace
 from tests.helpers.traces import GA102, SITES, RunTraces
 

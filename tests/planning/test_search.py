@@ -6,7 +6,7 @@ from math import log2
 import pytest
 from hypothesis import example, given, strategies as st
 
-from planner.planning.search import (
+from planner.planning.search.boundary import (
     MOST_ISLANDS,
     NEIGHBOURS,
     Search,

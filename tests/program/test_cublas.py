@@ -9,8 +9,8 @@ from planner import estimate, max_batch
 from planner.errors import UsageError
 from planner.jobs import Mode
 from planner.jobs.codec import job_from_json, job_to_json
-from planner.program.cublas import parse_workspace_config, workspace_bytes
 from planner.program.events import Alloc, Category, Free, Trace
+from planner.program.kernels.cublas import parse_workspace_config, workspace_bytes
 from planner.store.fingerprint import fingerprint_of
 from tests.helpers.models import AMPERE, HOPPER, job_of, trace_of
 

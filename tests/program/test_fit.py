@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from planner.program.events import Alloc, Category, Event, Free, Phase, PhaseStart, Site, Trace
-from planner.program.fit import NotAffineError, fit_by_site, fit_traces, tensors_diverge
+from planner.program.extrapolation.fit import NotAffineError, fit_by_site, fit_traces, tensors_diverge
 from planner.program.program import AffineAlloc, Program, ProgramEvent, constant_events
 from tests.helpers.structs import replace
 from tests.helpers.traces import SITES, alloc, programs

@@ -3,7 +3,7 @@
 import pytest
 
 from planner.capture.session import record
-from planner.jobs.catalogue import load_catalogue
+from planner.jobs.files.catalogue import load_catalogue
 from planner.program.events import Alloc, Category, Event, Free, Phase, PhaseStart, Trace
 from planner.program.pieces import FIRST_LASTING, Joiner, NotJoinedError, cut_trace, is_periodic
 from tests.helpers.models import AMPERE

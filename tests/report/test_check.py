@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.api.check import CheckResult
+from planner.api.check.check import CheckResult
 from planner.planning.check import (
     CheckChange,
     CheckConfig,

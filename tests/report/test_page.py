@@ -22,7 +22,7 @@ from planner.jobs.codec import job_to_json
 from planner.planning.attribution import DisplayLimits, explain
 from planner.planning.batch_curve import BatchCurve, CurvePoint, SampleDensity, curve_sizes, take_curve
 from planner.planning.estimate import unlimited
-from planner.planning.max_batch import estimate_batch
+from planner.planning.search.max_batch import estimate_batch
 from planner.program.events import (
     Alloc,
     Category,

@@ -26,11 +26,11 @@ from planner.jobs import (
 )
 from planner.jobs.codec import job_from_json, job_to_json
 from planner.planning.estimate import Answer
-from planner.planning.max_batch import Estimate, Plan, Seconds, estimate_batch, find_max_batch
+from planner.planning.search.max_batch import Estimate, Plan, Seconds, estimate_batch, find_max_batch
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
 from planner.program.program import AffineAlloc
 from planner.report.assumptions import assumptions
-from planner.report.commands.estimate import estimate_document, estimate_to_json
+from planner.report.commands.estimates.estimate import estimate_document, estimate_to_json
 from planner.report.commands.max_batch import plan_document, plan_to_json
 from planner.report.document import Document, Entry
 from planner.report.plain import WIDTH, render_plain

@@ -9,7 +9,7 @@ import pytest
 
 from planner._support.versions import installed_version, public_version
 from planner.jobs import resolve_job
-from planner.jobs.catalogue import load_catalogue
+from planner.jobs.files.catalogue import load_catalogue
 from planner.program.target import Target
 from planner.store.store import INDEX, BundledStore
 from tools.bundle_programs import is_current, make_all

@@ -17,7 +17,7 @@ from benchmarks.emulated.probe_client import ROOT
 from benchmarks.emulated.rows import EMULATED_FAILS, STATIC_FAILS, Row
 from benchmarks.emulated.varying_cases import compare_varying
 from planner.allocator.history import load_snapshot, recording_of
-from planner.api.request import make_job
+from planner.api.request.request import make_job
 from planner.errors import PlannerError
 from planner.hardware.database import find_device
 from planner.hardware.device import MIB

@@ -38,7 +38,7 @@ from planner.api.integrations.live_model import (
 from planner.api.integrations.micro_batches import shortfall, split_to_fit
 from planner.api.integrations.settings import look_up, model_errors, notes_of, text_of
 from planner.api.max_batch import MaxBatchResult
-from planner.api.options import Options
+from planner.api.request.options import Options
 from planner.capture import (
     bytes_of_longest_sample,
     check_trainer,

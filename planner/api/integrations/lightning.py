@@ -14,7 +14,7 @@ from planner.api.integrations.lightning_loop import loop_of_trainer, without_val
 from planner.api.integrations.lightning_package import Callback, parsing, rank_zero
 from planner.api.integrations.live_model import choose_batch
 from planner.api.max_batch import MaxBatchResult
-from planner.api.options import Options
+from planner.api.request.options import Options
 from planner.errors import ModelError, UsageError, reason_of
 
 

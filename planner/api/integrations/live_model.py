@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from msgspec.structs import fields, replace
 
-from planner.api.budget import has_memory_limit
 from planner.api.integrations.settings import model_errors
 from planner.api.max_batch import MaxBatchResult, max_batch
-from planner.api.options import Options
+from planner.api.request.budget import has_memory_limit
+from planner.api.request.options import Options
 from planner.errors import ModelError, UsageError
 from planner.jobs import FIELD_OPTIONS, Job
 from planner.planning import Estimate

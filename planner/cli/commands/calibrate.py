@@ -91,7 +91,7 @@ def _measure(
 ) -> Campaign:
     from calibration.calibrate import calibrate
     from planner.api import Options, make_job
-    from planner.api.request import reject_sources
+    from planner.api.request.request import reject_sources
 
     reject_sources(options, "calibrate")
     model = options.pop("model")

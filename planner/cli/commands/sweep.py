@@ -53,7 +53,7 @@ def sweep_command(
     if file is None:
         raise UsageError("FILE is missing: name a sweep file; docs/sweep.md shows one")
     from planner._support.atomic_write import write_bytes
-    from planner.api.request import isolation_limit
+    from planner.api.request.request import isolation_limit
     from planner.api.sweep import sweep
     from planner.planning.sweep import load_grid, open_results
     from planner.report import sweep_to_csv, sweep_to_parquet

@@ -59,7 +59,7 @@ def verify_command(
 ) -> Answer:
     """Run a batch on this GPU and compare it with the estimate."""
     from calibration.probe.client import find_gpu
-    from planner.api.request import reject_sources
+    from planner.api.request.request import reject_sources
 
     reject_sources(options, "verify")
     gpu = find_gpu()

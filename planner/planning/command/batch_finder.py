@@ -16,7 +16,7 @@ from planner.planning.command.by_runs import (
 )
 from planner.planning.command.command_runs import CommandRuns
 from planner.planning.command.fit import Fit, end_and_peak, fit_runs
-from planner.planning.search import Search, boundary_from_guess, largest, largest_near, search_of
+from planner.planning.search.boundary import Search, boundary_from_guess, largest, largest_near, search_of
 from planner.program import LARGEST_BATCH, Outcome
 
 _FIRST_BATCH = 32  # the batch size whose history guides the search

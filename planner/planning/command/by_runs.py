@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from planner.planning.command.command_runs import CommandRuns
-from planner.planning.search import (
+from planner.planning.search.boundary import (
     Search,
     boundary_along_lines,
     boundary_between,

@@ -15,7 +15,7 @@ from planner.hardware import MIB, check_confidence
 from planner.planning.command.batch_finder import BatchFinder
 from planner.planning.command.by_runs import search_whole
 from planner.planning.command.command_runs import PLACEHOLDER, CommandRuns
-from planner.planning.search import Search
+from planner.planning.search.boundary import Search
 from planner.program import LARGEST_BATCH, OnProgress, Outcome
 
 STEPS = 3  # optimizer steps of each run: the first makes the optimizer's state

@@ -13,9 +13,9 @@ from planner.errors import BatchTooLargeError, UsageError
 from planner.hardware import EVEN_ODDS, Budget, judge_budget, process_bytes, upper_process_bytes, with_config
 from planner.jobs import Batching, BatchShape, Job, Mode, Size, SizeDistribution
 from planner.planning.estimate import Answer, Seconds
-from planner.planning.fleet import DeviceFit, search_device
-from planner.planning.replays import ReplayCache, TargetReplays
-from planner.planning.search import boundary_from_guess
+from planner.planning.search.boundary import boundary_from_guess
+from planner.planning.search.fleet import DeviceFit, search_device
+from planner.planning.search.replays import ReplayCache, TargetReplays
 from planner.planning.varying.process import BatchSource
 from planner.planning.varying.programs import SizedPrograms
 from planner.planning.varying.risk import RunRisk, sample_runs

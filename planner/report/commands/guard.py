@@ -8,7 +8,7 @@ from calibration.verify import Verification
 from planner.hardware.calibration import Observation
 from planner.planning import Estimate
 from planner.report.commands.calibrations.verify import measured_figures, peaks_table
-from planner.report.commands.estimate import estimate_to_json
+from planner.report.commands.estimates.estimate import estimate_to_json
 from planner.report.document import Bullets, Cell, Column, Document, Headline, Style, Table
 from planner.report.units import NAME_WIDTH, SCHEMA, mib_column, mib_text
 

@@ -7,7 +7,7 @@ from planner.planning import Answer, Estimate, Plan
 from planner.planning.estimators import Method
 from planner.program import LARGEST_BATCH
 from planner.report.budget import budget_table, job_to_report
-from planner.report.commands.estimate import (
+from planner.report.commands.estimates.estimate import (
     Lines,
     batch_answer,
     batch_table,

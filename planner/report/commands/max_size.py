@@ -5,7 +5,7 @@ from typing import Any
 from planner.jobs import Size
 from planner.planning import Answer, Estimate, SizePlan
 from planner.report.budget import budget_table, job_to_report
-from planner.report.commands.estimate import (
+from planner.report.commands.estimates.estimate import (
     batch_table,
     closing_section,
     estimate_to_json,

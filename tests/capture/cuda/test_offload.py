@@ -13,7 +13,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from planner.jobs import Job, Mode
 from planner.program import pinned_bytes
 from planner.program.events import Alloc, Category, Phase, PhaseStart, Trace
-from planner.program.fit import fit_traces
+from planner.program.extrapolation.fit import fit_traces
 from tests.helpers.models import job_of, trace_of
 
 WIDTH = 100

@@ -8,7 +8,7 @@ from planner.allocator.replay import replay_trace
 from planner.capture.loop.training_loop import MOST_MICRO_BATCHES
 from planner.capture.session import record
 from planner.jobs import FIELD_OPTIONS, Job, Optimizer, parse_tensor_spec, resolve_job
-from planner.jobs.catalogue import load_catalogue
+from planner.jobs.files.catalogue import load_catalogue
 from planner.program.events import Alloc, Free, Phase, PhaseStart, Trace
 
 JOB = Job.create(

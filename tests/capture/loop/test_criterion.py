@@ -7,10 +7,10 @@ import pytest
 
 import planner
 from planner.errors import DataFileError, ModelError, UsageError
-from planner.jobs.catalogue import load_catalogue
 from planner.jobs.codec import job_from_json, job_to_json
+from planner.jobs.files.catalogue import load_catalogue
+from planner.jobs.files.yaml_fields import ANY_SOURCE
 from planner.jobs.parse import parse_loss
-from planner.jobs.yaml_fields import ANY_SOURCE
 from planner.planning.sweep.grid import load_grid
 from planner.store.fingerprint import fingerprint_of
 

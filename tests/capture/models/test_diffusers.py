@@ -12,7 +12,7 @@ from planner.errors import ModelError, UsageError
 from planner.jobs import Job, Loss, parse_tensor_spec, resolve_job
 from planner.planning.programs import complete_from_library
 from planner.program.events import Alloc, Category, Free, Trace
-from planner.program.fit import fit_traces
+from planner.program.extrapolation.fit import fit_traces
 
 AMPERE = (8, 6)
 UNET = {

@@ -15,8 +15,8 @@ from planner.capture.models.registry import FINDERS, build_model, complete_by_li
 from planner.capture.session import record
 from planner.errors import ModelError, UsageError
 from planner.jobs import SOURCES, Job, Loss, TensorSpec, resolve_job
-from planner.jobs.catalogue import load_catalogue
-from planner.program.fit import fit_traces
+from planner.jobs.files.catalogue import load_catalogue
+from planner.program.extrapolation.fit import fit_traces
 
 MIB = 2**20
 

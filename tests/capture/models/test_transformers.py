@@ -15,10 +15,10 @@ from planner.capture.models.registry import build_model, complete_by_library
 from planner.capture.session import record
 from planner.errors import ModelError, UsageError
 from planner.jobs import Job, Loss, parse_model_arg, parse_tensor_spec, resolve_job
-from planner.jobs.catalogue import load_catalogue
+from planner.jobs.files.catalogue import load_catalogue
 from planner.planning.programs import complete_from_library
 from planner.program.events import Alloc, Trace
-from planner.program.fit import fit_traces
+from planner.program.extrapolation.fit import fit_traces
 
 AMPERE = (8, 6)
 TINY_BERT = (

@@ -12,7 +12,7 @@ from planner.capture.recorder.provenance import ProvenanceCollector, short_path
 from planner.capture.session import record
 from planner.jobs import Job, Mode
 from planner.program.events import Alloc, Phase, PhaseStart, TensorProvenance, Trace, validate
-from planner.program.fit import fit_traces
+from planner.program.extrapolation.fit import fit_traces
 from tests.helpers.models import AMPERE, job_of, on_meta, trace_of
 from tests.helpers.structs import replace
 from tests.helpers.traces import load_trace, save_trace

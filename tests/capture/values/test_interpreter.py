@@ -18,7 +18,7 @@ from planner.capture.values.nms import nms
 from planner.errors import BatchTooLargeError, ModelError
 from planner.jobs import Job, Loss, Mode, resolve_job
 from planner.program.events import Trace, validate
-from planner.program.fit import NotAffineError, fit_traces, tensors_diverge
+from planner.program.extrapolation.fit import NotAffineError, fit_traces, tensors_diverge
 from tests.helpers.models import AMPERE, born, job_of
 
 DRAWN = "come from values drawn at random on the CPU, not from data and trained weights"

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from planner.capture.session import record
 from planner.capture.workspaces.ops import Hold, KernelOp, Op, Output, Release
 from planner.jobs import MemoryFormat
-from planner.program.convolution import Convolution, ConvWorkspaceSource, WorkspaceAccount, Workspaces
-from planner.program.kernel import OpKind
+from planner.program.kernels.convolution import Convolution, ConvWorkspaceSource, WorkspaceAccount, Workspaces
+from planner.program.kernels.expansion import OpKind
 from tests.helpers.models import AMPERE, job_of
 from tests.helpers.workspaces import (
     OUTPUT,

@@ -13,7 +13,7 @@ from planner.capture.workspaces.ops import Hold, KernelOp, Op, Release, ReleaseB
 from planner.capture.workspaces.registry import RULES, is_unknown
 from planner.jobs import Loss, Mode
 from planner.program.events import validate
-from planner.program.kernel import OpKind, expand_kernel
+from planner.program.kernels.expansion import OpKind, expand_kernel
 from tests.capture.recorder.test_recorder import story
 from tests.helpers.models import job_of, trace_of
 from tests.helpers.workspaces import OUTPUT, REST, aten, meta

@@ -26,7 +26,7 @@ from planner.errors import UsageError
 from planner.hardware.cudnn import client
 from planner.hardware.cudnn.answer_cache import NAME, AnswerCache
 from planner.hardware.cudnn.client import Cudnn, open_cudnn
-from planner.program.convolution import Convolution, Direction
+from planner.program.kernels.convolution import Convolution, Direction
 from tests.helpers.models import AMPERE
 from tests.helpers.structs import replace
 

@@ -34,10 +34,10 @@ from planner.hardware.database import find_device
 from planner.jobs import Job, Mode, Optimizer
 from planner.planning.programs import CaptureMode, open_programs
 from planner.program import ignore_progress
-from planner.program.convolution import Convolution, Direction, Engine, Workspaces
 from planner.program.diff import first_divergence
 from planner.program.events import Alloc, Category, Free, Trace
-from planner.program.kernel import OpKind
+from planner.program.kernels.convolution import Convolution, Direction, Engine, Workspaces
+from planner.program.kernels.expansion import OpKind
 from planner.program.target import Target
 from planner.store.fingerprint import fingerprint_of
 from tests.helpers.models import AMPERE, job_of, on_meta

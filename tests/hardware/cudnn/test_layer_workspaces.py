@@ -18,7 +18,9 @@ from planner.hardware.cudnn.workspace_breakdown import LayerWorkspace, Part, Ter
 from planner.jobs import Job, Loss, TensorSpec
 from planner.planning.epoch import with_last_batch
 from planner.planning.programs import CaptureMode, open_programs
-from planner.program.convolution import (
+from planner.program.events import Trace, validate
+from planner.program.extrapolation.fit import fit_traces
+from planner.program.kernels.convolution import (
     Convolution,
     ConvWorkspace,
     Direction,
@@ -26,8 +28,6 @@ from planner.program.convolution import (
     WorkspaceAccount,
     Workspaces,
 )
-from planner.program.events import Trace, validate
-from planner.program.fit import fit_traces
 from planner.program.source import ignore_progress
 from planner.program.target import Target
 from planner.report.commands.explain.workspaces import parts_text, workspace_text

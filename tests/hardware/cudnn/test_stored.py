@@ -11,8 +11,8 @@ from planner.hardware.cudnn.curves import fit_curve, value_at
 from planner.hardware.cudnn.keys import key_of
 from planner.hardware.cudnn.stored import StoredWorkspaces, stored_answers
 from planner.hardware.cudnn.workspace_breakdown import Term, layer_workspaces
-from planner.program.convolution import Convolution, ConvWorkspace, ConvWorkspaceSource, Direction
 from planner.program.events import Alloc, Category, Free, Site, Trace
+from planner.program.kernels.convolution import Convolution, ConvWorkspace, ConvWorkspaceSource, Direction
 from tests.helpers.models import AMPERE
 from tests.helpers.structs import replace
 

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from planner.emulator.compiled import open_cudnn_with_cublaslt
 from planner.errors import UsageError
 from planner.hardware.cudnn.workspace_breakdown import NARROW_BYTES, Part, Term, name_parts
-from planner.program.convolution import Convolution, Direction
+from planner.program.kernels.convolution import Convolution, Direction
 
 ROWS = Path(__file__).parents[3] / "benchmarks/published/cudnn_workspaces.csv"
 DIRECTIONS = {"fwd": Direction.FORWARD, "dgrad": Direction.DATA, "wgrad": Direction.WEIGHT}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from planner.errors import UsageError
-from planner.jobs.catalogue import load_catalogue
+from planner.jobs.files.catalogue import load_catalogue
 from planner.jobs.parse import SOURCES
 from planner.planning.check import CheckConfig, FailOn, Headroom, find_config, load_config
 

@@ -14,7 +14,7 @@ from planner.errors import DataFileError, UsageError
 from planner.hardware.budget import Budget
 from planner.hardware.device import MIB, Device, FigureKind, SourcedBytes, unlimited_device
 from planner.jobs import Job, Loss, TensorSpec
-from planner.jobs.catalogue import load_catalogue
+from planner.jobs.files.catalogue import load_catalogue
 from planner.planning.estimators.comparison import (
     Comparison,
     Measured,
@@ -26,9 +26,9 @@ from planner.planning.estimators.comparison import (
 from planner.planning.estimators.methods import Method
 from planner.planning.estimators.published import Source, load_measured
 from planner.planning.estimators.static_estimate import StaticEstimate
-from planner.planning.max_batch import Estimate, estimate_batch
+from planner.planning.search.max_batch import Estimate, estimate_batch
 from planner.program.events import Alloc, Category, Outcome, Phase, PhaseStart, Site, Trace
-from planner.report.commands.compare import comparison_document, comparison_to_json
+from planner.report.commands.estimates.compare import comparison_document, comparison_to_json
 from planner.report.plain import WIDTH, render_plain
 from planner.report.plots.comparison import draw_comparison
 from planner.report.units import signed_percent

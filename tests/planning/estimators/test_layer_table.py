@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.errors import ModelError
-from planner.jobs.catalogue import load_catalogue
+from planner.jobs.files.catalogue import load_catalogue
 from planner.planning.estimators.formula import (
     Counts,
     Layer,

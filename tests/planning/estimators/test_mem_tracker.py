@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from planner.errors import ModelError
 from planner.jobs import Job, Loss, Mode, Optimizer, TensorSpec
-from planner.jobs.catalogue import load_catalogue
+from planner.jobs.files.catalogue import load_catalogue
 from planner.planning.estimators.peers import PeerEstimate
 from planner.planning.estimators.torch_runners.mem_tracker import estimate_by_memtracker, replace_tensors
 from tests.helpers.models import job_of, on_meta

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from planner.errors import ModelError
 from planner.jobs import TensorSpec
-from planner.jobs.catalogue import load_catalogue
+from planner.jobs.files.catalogue import load_catalogue
 from planner.planning.estimators.peers import PeerEstimate, sum_of_layers
 from planner.planning.estimators.torch_runners.peers import (
     PEERS,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from planner.errors import DataFileError
-from planner.jobs.catalogue import load_catalogue
+from planner.jobs.files.catalogue import load_catalogue
 from planner.planning.estimators.published import (
     END,
     ESTIMATE,

@@ -17,7 +17,7 @@ from planner.planning.estimators.static_estimate import (
     moments_of,
     peer_estimate,
 )
-from planner.report.commands.static_estimate import (
+from planner.report.commands.estimates.static_estimate import (
     formula_plan_document,
     formula_plan_to_json,
     static_estimate_document,

@@ -6,7 +6,7 @@ import pytest
 
 from planner.errors import DataFileError, UsageError
 from planner.jobs import CatalogueEntry, Job, TensorSpec, parse_tensor_spec, resolve_job
-from planner.jobs.catalogue import load_catalogue
+from planner.jobs.files.catalogue import load_catalogue
 from planner.planning.process.file import find_process_file, read_process, shipped_processes
 from planner.planning.process.model import (
     Define,

@@ -24,7 +24,7 @@ from planner.errors import DataFileError, UsageError
 from planner.hardware.database import find_device
 from planner.hardware.device import generic_device
 from planner.jobs import resolve_job
-from planner.jobs.catalogue import load_catalogue
+from planner.jobs.files.catalogue import load_catalogue
 from planner.planning.sweep.executors import dask_pool, run_all
 from planner.planning.sweep.grid import Cell, Failure, Grid, NamedModel, Recipe, SweepTable, load_grid
 from planner.planning.sweep.results import ResultStore, open_results

@@ -22,7 +22,7 @@ from planner.api.advise import VaryingAdviceResult
 from planner.api.compare import compare
 from planner.api.estimate import EstimateResult
 from planner.api.explain import VaryingExplainResult
-from planner.api.varying import VaryingResult
+from planner.api.request.varying import VaryingResult
 from planner.capture.loop.batches import batch_loader
 from planner.capture.symbolic.builder import ProgramBuilder
 from planner.capture.symbolic.size_family import SizeFamily

@@ -4,7 +4,7 @@ from typing import Any
 
 from calibration.verify import LimitCheck, Verification
 from planner.hardware.calibration import Observation
-from planner.report.commands.estimate import estimate_to_json
+from planner.report.commands.estimates.estimate import estimate_to_json
 from planner.report.describe import job_entry
 from planner.report.document import Block, Cell, Column, Document, Headline, Paragraph, Style, Table
 from planner.report.units import NAME_WIDTH, SCHEMA, attributes, mib_column, mib_text, signed_percent

@@ -3,10 +3,10 @@
 from typing import Any
 
 from planner.planning import DisplayLimits, Estimate, Explanation, SampledRun, VaryingPlan
-from planner.report.commands.estimate import closing_section
+from planner.report.commands.estimates.estimate import closing_section
 from planner.report.commands.explain.report import breakdown_sections, explanation_to_json
 from planner.report.commands.explain.tables import fragmentation_table, peak_text
-from planner.report.commands.varying import (
+from planner.report.commands.varying.plan import (
     sampling_assumptions,
     shape_text,
     sides_table,

@@ -1,0 +1,1 @@
+"""Compare the jobs of a pyproject.toml with their memory budgets."""

@@ -1,0 +1,1 @@
+"""Extrapolate traces: fits over batch sizes, and deep models from shallow models."""

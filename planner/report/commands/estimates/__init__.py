@@ -1,0 +1,1 @@
+"""The reports of estimates, by the trace and by other methods."""

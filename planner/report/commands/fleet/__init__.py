@@ -1,0 +1,1 @@
+"""The reports of many GPUs: the table of `planner gpus`, clusters, and the database."""

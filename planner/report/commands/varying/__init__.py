@@ -1,0 +1,1 @@
+"""The reports of plans whose samples have varying sizes."""

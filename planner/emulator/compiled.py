@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from planner._support.user_dirs import cache_dir
-from planner.emulator.child.build import build_cublaslt
-from planner.emulator.child.tools import EmulatorError
+from planner.emulator.child.libraries.build import build_cublaslt
+from planner.emulator.child.libraries.tools import EmulatorError
 from planner.emulator.gpu import describe_gpu
 from planner.errors import UsageError
 from planner.hardware import generic_device

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.emulator.child.build import _compiled
-from planner.emulator.child.installation import find_installation
-from planner.emulator.child.tools import EmulatorError, run_tool
+from planner.emulator.child.libraries.build import _compiled
+from planner.emulator.child.libraries.installation import find_installation
+from planner.emulator.child.libraries.tools import EmulatorError, run_tool
 
 
 def installation(folder: Path, torch: str, cudnn: str) -> Path:

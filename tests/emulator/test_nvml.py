@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from planner.emulator.child.build import CORE_SOURCES, SOURCES
+from planner.emulator.child.libraries.build import CORE_SOURCES, SOURCES
 from planner.emulator.gpu import describe_gpu
 from planner.hardware.device import MIB, generic_device
 

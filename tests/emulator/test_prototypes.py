@@ -1,6 +1,6 @@
 """The generator of stand-in functions: a prototype gets a definition that does what its name says."""
 
-from planner.emulator.child.prototypes import Library, generate, parse_prototypes
+from planner.emulator.child.libraries.prototypes import Library, generate, parse_prototypes
 
 HEADER = """
 typedef struct fooContext *fooHandle_t;

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.emulator.child.build import _compiled
-from planner.emulator.child.private import is_sealed, open_private
-from planner.emulator.child.tools import EmulatorError
+from planner.emulator.child.libraries.build import _compiled
+from planner.emulator.child.libraries.private import is_sealed, open_private
+from planner.emulator.child.libraries.tools import EmulatorError
 from planner.hardware.cudnn.answer_cache import NAME, AnswerCache
 from planner.program.events import Phase, PhaseStart, Trace
 from planner.program.program import constant_program

@@ -116,9 +116,9 @@ NO_FILES = {
     "planner/capture/cuda/saved_files.py": "a planned script's checkpoint, which goes with the plan",
     "planner/cli/__init__.py": "standard output and standard error",
     "planner/emulator/child/boot.py": "a reason for the planner, in a folder that goes with the run",
-    "planner/emulator/child/build.py": "a library, in a folder that is renamed when it is whole",
+    "planner/emulator/child/libraries/build.py": "a library, in a folder that is renamed when it is whole",
     "planner/emulator/child/history.py": "a history, in a folder that goes with the run",
-    "planner/emulator/child/private.py": "the digests of a library's folder, before it is renamed; a lock",
+    "planner/emulator/child/libraries/private.py": "digests of a library, before it is renamed; a lock",
     "planner/emulator/child/recorder.py": "a record, replaced when whole, in a folder that goes with the run",
     "planner/report/plots/_axes.py": "a picture in memory",
 }

@@ -198,7 +198,7 @@ def _folder(store: Folder | bool | None) -> Path | None:
 
 def _warn(line: str) -> None:
     """Issue a warning at the line of the user's script that called the guard."""
-    package, level = str(Path(__file__).parent), 1
+    package, level = str(Path(__file__).parents[1]), 1
     frame = sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
         frame, level = frame.f_back, level + 1

@@ -14,9 +14,9 @@ from types import ModuleType
 from typing import Any
 
 from . import batch_norms, generation, packed_texts
-from .build import CORE, build, load_order
-from .installation import find_installation
-from .tools import EmulatorError
+from .libraries.build import CORE, build, load_order
+from .libraries.installation import find_installation
+from .libraries.tools import EmulatorError
 
 _FIRST = ("torch", "triton", "pynvml")  # whichever of them is imported first needs the libraries
 USAGE_ERROR = 2

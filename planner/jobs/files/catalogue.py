@@ -35,7 +35,7 @@ def _own_path() -> Path:
     """Return the path of the planner's own models.yaml, in the package or else at the repository's root."""
     package = Path(__file__).parent
     installed = package / "models.yaml"
-    return installed if installed.exists() else package.parents[1] / "models.yaml"
+    return installed if installed.exists() else package.parents[2] / "models.yaml"
 
 
 def _read_job(name: str, entry: Entry, sources: Collection[str]) -> CatalogueEntry:

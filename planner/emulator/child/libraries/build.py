@@ -19,7 +19,7 @@ from .private import is_sealed, locked, open_private, seal
 from .prototypes import Library, generate
 from .tools import EmulatorError, run_tool
 
-SOURCES = Path(__file__).resolve().parent.parent / "csrc"
+SOURCES = Path(__file__).resolve().parents[2] / "csrc"
 CORE = "libplanner_emulated_gpu.so"
 CORE_SOURCES = ("gpu.c", "cards.c", "memory.c", "contents.c", "handles.c")
 _BUILDERS = (

@@ -1,0 +1,1 @@
+"""Compile and load the stand-in libraries for an installation of torch."""

@@ -1,7 +1,7 @@
-"""Calibrate the planner: measure jobs, replay them, fit calibrations, and store runs and calibrations.
+"""Calibrate the planner with measured runs of jobs.
 
-Raw runs go to `runs/` in a folder, calibrations to the folder itself. Measuring raises NoGpuError without a
-GPU.
+Jobs are measured and replayed, calibrations are fitted, and runs and calibrations are stored. Raw runs go to
+`runs/` in a folder, calibrations to the folder itself. Measuring raises NoGpuError without a GPU.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -44,7 +44,7 @@ RUNS = "runs"
 
 
 class ImportResult(Struct, frozen=True):
-    """The calibrations, failures and skipped records of an import."""
+    """The result of an import: calibrations, failures and skipped records."""
 
     calibrations: tuple[Calibration, ...]
     failures: tuple[str, ...]  # one line for each job that cannot be traced or replayed
@@ -52,7 +52,7 @@ class ImportResult(Struct, frozen=True):
 
 
 class CalibrationResult(Struct, frozen=True):
-    """The result of measuring jobs: the campaign's runs, the fitted calibrations, and the failures."""
+    """The result of measuring jobs: runs, calibrations and failures."""
 
     campaign: CampaignResult
     calibrations: tuple[Calibration, ...]  # of every job that has runs without a cap and can be replayed
@@ -67,10 +67,11 @@ def calibrate(
     on_progress: OnProgress,
     alloc_conf: str = "",
 ) -> CalibrationResult:
-    """Measure a job at `batches`, fit a calibration to the runs, and store runs and calibration in `out_dir`.
+    """Measure a job at `batches`, and fit a calibration to the runs.
 
-    A run that the folder already has is not repeated. A run for which `minutes` do not suffice is left to the
-    next call. `alloc_conf` is the text of PYTORCH_ALLOC_CONF. Raises UsageError for an invalid argument.
+    Runs and calibration are stored in `out_dir`. A run that the folder already has is not repeated. A run for
+    which `minutes` do not suffice is left to the next call. `alloc_conf` is the text of PYTORCH_ALLOC_CONF.
+    Raises UsageError for an invalid argument.
     """
     if not batches or min(batches) < 1:
         raise UsageError("--batches: give positive batch sizes, such as 16,32,64,128")
@@ -86,9 +87,9 @@ def calibrate_campaign(
     path: Path = STANDARD,
     sources: Collection[str] = SOURCES,
 ) -> CalibrationResult:
-    """Measure the jobs of a campaign file and fit calibrations, as `calibrate` does.
+    """Measure the jobs of a campaign file, and fit calibrations.
 
-    The models must be from `sources`.
+    Runs and calibrations are stored in `out_dir`. The models must be from `sources`.
     """
     series, about = load_campaign(load_catalogue(), path, sources)
     on_progress(about)
@@ -98,7 +99,10 @@ def calibrate_campaign(
 def calibrate_series(
     campaign: Sequence[BatchSeries], out_dir: Path, minutes: float, on_progress: OnProgress
 ) -> CalibrationResult:
-    """Measure series of runs for at most `minutes`, then fit calibrations to the stored and the new runs."""
+    """Measure series of runs, then fit calibrations to the runs.
+
+    Measuring takes at most `minutes`. Runs that were stored before count too.
+    """
     if not 0 < minutes <= 10**6:
         raise UsageError(f"--minutes {minutes}: give the minutes that measuring may take, such as 10")
     gpu = find_gpu()
@@ -111,10 +115,11 @@ def calibrate_series(
 
 
 def import_records(folder: Path, out_dir: Path, on_progress: OnProgress) -> ImportResult:
-    """Import the runs and histories that the measuring script wrote to `folder` into `out_dir`, and fit them.
+    """Import the measuring script's records, and fit calibrations to them.
 
-    No GPU is needed. A run that is stored already is not changed, and runs on emulated GPUs stay marked as
-    emulated. Raises DataFileError for a broken record, or if a file cannot be written.
+    The script wrote runs and histories to `folder`; they are stored in `out_dir`. No GPU is needed. A run
+    that is stored already is not changed, and runs on emulated GPUs stay marked as emulated. Raises
+    DataFileError for a broken record, or if a file cannot be written.
     """
     records = read_measured_records(folder)
     for observation in records.observations:
@@ -134,11 +139,11 @@ def import_records(folder: Path, out_dir: Path, on_progress: OnProgress) -> Impo
 def keep_observations(
     observations: Iterable[Observation], out_dir: Path, on_progress: OnProgress
 ) -> tuple[tuple[Calibration, ...], tuple[str, ...]]:
-    """Replay each run, add it to the calibration of its job in `out_dir`, and refit the calibration.
+    """Add runs to the calibrations of their jobs, and refit the calibrations.
 
-    No GPU is needed. Runs under a cap are not added, since they show a limit instead of points on a line.
-    Returns the calibrations, and one line for each job that cannot be traced or whose allocator is not
-    simulated.
+    The calibrations are stored in `out_dir`. No GPU is needed. Runs under a cap are not added, since they
+    show a limit instead of points on a line. Returns the calibrations, and one line for each job that cannot
+    be traced or whose allocator is not simulated.
     """
     groups: dict[Key, list[Observation]] = {}
     for observation in observations:
@@ -158,9 +163,10 @@ def keep_observations(
 
 
 def _target(key: Key) -> Target:
-    """Return the target of a calibration's GPU from the database, or else a target of its compute capability.
+    """Return the target for a calibration's GPU.
 
-    An entry of the database with a different compute capability is ignored.
+    It is from the database of GPUs, else made for the compute capability. An entry of the database with a
+    different compute capability is ignored.
     """
     capability = key.versions.capability
     with suppress(UsageError):
@@ -171,10 +177,10 @@ def _target(key: Key) -> Target:
 
 
 def _replayed(key: Key, observations: Sequence[Observation], on_progress: OnProgress) -> list[Point]:
-    """Return a point for each run: the run, and the reserved peak of its replay without a memory limit.
+    """Return a point for each run, with the reserved peak of its replay.
 
-    If the model has convolutions, and its job does not name the source of their workspaces, the job in the
-    points names this machine's default source.
+    The replay has no memory limit. If the model has convolutions, and its job does not name the source of
+    their workspaces, the job in the points names this machine's default source.
     """
     source = cache(open_traces(key.job, _target(key), on_progress))
     config = parse_alloc_conf(key.settings.alloc_conf, config_of_torch(key.versions.torch))

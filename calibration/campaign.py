@@ -1,6 +1,7 @@
-"""Run the probes of a campaign that are not stored yet, one after the other, until the time is up.
+"""Make the runs of a campaign until the time is up.
 
-Each run is written as soon as it ends. A later call with the same folder continues the campaign.
+Runs that are stored already are left out, and the others run one after the other. Each run is written as soon
+as it ends. A later call with the same folder continues the campaign.
 """
 
 from collections.abc import Callable, Iterable
@@ -25,7 +26,7 @@ FIRST_STEP_SHARE = 50  # the first step of a search for a limit is the guess div
 
 
 class MeasurementSetup(Struct, frozen=True):
-    """The GPU, the folder of runs, the probe, the time left and the progress output of a campaign."""
+    """The GPU, folder and probe of a campaign's runs. It also has the time left and the progress output."""
 
     gpu: DetectedGpu
     folder: Path  # one file for each run
@@ -35,19 +36,19 @@ class MeasurementSetup(Struct, frozen=True):
 
 
 class Limit(Struct, frozen=True):
-    """The known bounds of the largest batch size that runs."""
+    """Bounds of the largest batch size that runs."""
 
     largest: int  # the largest batch size that ran, or 0 if no batch ran
     first_oom: int | None  # the smallest batch size that ran out of memory, or None if no batch did
 
     @property
     def is_exact(self) -> bool:
-        """Return whether the largest batch that ran and the smallest batch that failed differ by 1."""
+        """Return whether the bounds differ by 1."""
         return self.first_oom is not None and self.first_oom - self.largest == 1
 
 
 class FoundLimit(Struct, frozen=True):
-    """The measured bounds of the largest batch of a job under an allocator cap."""
+    """Measured bounds of a job's largest batch under an allocator cap."""
 
     job: Job
     cap_bytes: int
@@ -55,7 +56,7 @@ class FoundLimit(Struct, frozen=True):
 
 
 class CampaignResult(Struct):
-    """The observations, limits and failures of a campaign, filled in as its runs are made."""
+    """The observations, limits and failures of a campaign. They are filled in after each run."""
 
     observations: list[Observation] = []  # in the campaign's order
     limits: list[FoundLimit] = []
@@ -65,15 +66,15 @@ class CampaignResult(Struct):
 
 
 class _TimeIsUpError(Exception):
-    """The error that ends a series because too little time is left for the next run."""
+    """Error that ends a series if too little time is left for the next run."""
 
 
 def run_campaign(campaign: Iterable[BatchSeries], setup: MeasurementSetup) -> CampaignResult:
-    """Make the runs of a campaign that are not stored yet, and return stored and new runs with the failures.
+    """Make the missing runs of a campaign, and return all runs with the failures.
 
-    The result also has the limits under allocator caps. A series that fails is reported, and the rest of its
-    runs is left out. Raises DataFileError if a run cannot be written or a file in the folder is broken,
-    NoGpuError if the GPU is lost.
+    Runs that are stored already are not repeated. The result also has the limits under allocator caps. A
+    series that fails is reported, and the rest of its runs is left out. Raises DataFileError if a run cannot
+    be written or a file in the folder is broken, NoGpuError if the GPU is lost.
     """
     result = CampaignResult()
     for series in campaign:
@@ -94,9 +95,10 @@ def run_campaign(campaign: Iterable[BatchSeries], setup: MeasurementSetup) -> Ca
 def _obtain(
     series: BatchSeries, batch: int, cap_bytes: int | None, setup: MeasurementSetup, result: CampaignResult
 ) -> Observation:
-    """Return the stored run of a job at a batch size under a cap; measure and store the run if it is missing.
+    """Return the run of a job at a batch size under a cap.
 
-    Raises _TimeIsUpError if too little time is left to measure the run.
+    It is read if it is stored, else measured and stored. Raises _TimeIsUpError if too little time is left to
+    measure the run.
     """
     gpu, alloc_conf = setup.gpu, series.alloc_conf
     settings = replace(gpu.settings, alloc_conf=alloc_conf, allocator_cap_bytes=cap_bytes)
@@ -148,7 +150,10 @@ def _seek_limit(series: BatchSeries, cap_bytes: int, setup: MeasurementSetup, re
 
 
 def describe(run: Observation) -> str:
-    """Return a line with a run's model, batch size and cap, and with its peaks or that memory ran out."""
+    """Return a line on a run and its peaks.
+
+    It has the model, the batch size, the cap, and the peaks or that memory ran out.
+    """
     cap = run.settings.allocator_cap_bytes
     under = "" if cap is None else f" under {cap // MIB:,} MiB"
     name = f"{run.job.model.name} batch {run.batch:,}{under}"
@@ -161,10 +166,11 @@ def describe(run: Observation) -> str:
 
 
 def find_limit(lives: Callable[[int], bool], guess: int) -> Limit:
-    """Return the bounds of the largest batch that runs, found by doubling steps from `guess` and bisection.
+    """Return the bounds of the largest batch that runs.
 
-    `lives` runs a batch and returns whether it fit. The bounds are exact unless `LARGEST_BATCH` runs. Probes
-    cost seconds, so no neighbours of the boundary are run, unlike in `planner.planning.search.boundary`.
+    They are found by doubling steps from `guess`, then by bisection. `lives` runs a batch and returns whether
+    it fit. The bounds are exact unless `LARGEST_BATCH` runs. Probes cost seconds, so no neighbours of the
+    boundary are run, unlike in `planner.planning.search`.
     """
     limit = Limit(0, None)
     batch = min(max(guess, 1), LARGEST_BATCH)
@@ -182,11 +188,12 @@ def find_limit(lives: Callable[[int], bool], guess: int) -> Limit:
 
 
 def guess_limit(observations: Iterable[Observation], cap_bytes: int) -> int | None:
-    """Return the batch size at which a line through the runs' allocated peaks reaches the cap.
+    """Return a guess of the largest batch that fits under the cap.
 
-    The line goes through the smallest and the largest batch that did not run out of memory. Returns None if
-    there is only one such batch, or if the peak does not grow between the two. The result is only a guess:
-    the allocator rounds, and a run near the cap may fit by releasing cached memory.
+    It is the batch size at which a line through the runs' allocated peaks reaches the cap. The line goes
+    through the smallest and the largest batch that did not run out of memory. Returns None if there is only
+    one such batch, or if the peak does not grow between the two. The result is only a guess: the allocator
+    rounds, and a run near the cap may fit by releasing cached memory.
     """
     peaks = {
         observation.batch: observation.peak_allocated_bytes

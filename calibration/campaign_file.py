@@ -1,9 +1,10 @@
-"""Read campaign files, which list the jobs and batch sizes to measure, the most useful first.
+"""Read campaign files, which list jobs and batch sizes to measure.
 
-A file has `about` and `groups`. A group's keys: `about`, `models` and `batches`, all required; `caps_mib`
-(allocator caps under which the true largest batch is searched, starting from `batches`), `history` (the
-batches whose allocator history is saved), `alloc_conf`, and the options of a job as the command line names
-them. All batches of a model come before the next model, so that a calibration of each is complete early.
+The most useful come first. A file has `about` and `groups`. A group's keys: `about`, `models` and `batches`,
+all required; `caps_mib` (allocator caps under which the true largest batch is searched, starting from
+`batches`), `history` (the batches whose allocator history is saved), `alloc_conf`, and the options of a job
+as the command line names them. All batches of a model come before the next model, so that a calibration of
+each is complete early.
 """
 
 from collections.abc import Collection, Mapping
@@ -35,7 +36,7 @@ _Caps = Annotated[tuple[Annotated[int, Meta(ge=1, le=LARGEST_TOTAL_MIB)], ...], 
 
 
 class BatchSeries(Struct, frozen=True):
-    """The runs of one job that a campaign makes.
+    """The runs of one job in a campaign.
 
     Without caps, one run is made at each batch size. With caps, the largest batch size is searched under each
     cap, starting from `batches`.
@@ -51,10 +52,10 @@ class BatchSeries(Struct, frozen=True):
 def load_campaign(
     catalogue: Mapping[str, CatalogueEntry], path: Path = STANDARD, sources: Collection[str] = SOURCES
 ) -> tuple[tuple[BatchSeries, ...], str]:
-    """Read a campaign file and return its series, in order, and its description.
+    """Return the series of runs in a campaign file, and its description.
 
-    Raises DataFileError for an invalid file. A model FILE.py:NAME, which would run code, is invalid unless
-    `sources` contains "file".
+    The series are in the order of the file. Raises DataFileError for an invalid file. A model FILE.py:NAME,
+    which would run code, is invalid unless `sources` contains "file".
     """
     parts = read_entry(path).children(("about", "groups"))
     series = [one for group in parts["groups"].items() for one in _read_group(group, catalogue, sources)]

@@ -1,4 +1,7 @@
-"""Convert observations to and from JSON, for the replies of probes and the files of campaigns."""
+"""Convert observations to and from JSON.
+
+Probes reply with them, and campaigns store them in files.
+"""
 
 import json
 import re
@@ -21,7 +24,7 @@ LARGEST_FILE_BYTES = 2**20
 
 
 def observation_to_json(observation: Observation) -> dict[str, Any]:
-    """Convert an observation to JSON data; `observation_from_json` is the inverse."""
+    """Convert an observation to JSON data. `observation_from_json` is the inverse."""
     fields: dict[str, Any] = msgspec.to_builtins(asdict(observation) | {"job": job_to_json(observation.job)})
     return fields
 
@@ -47,7 +50,7 @@ def read_job(document: object) -> Job:
 
 
 def run_path(folder: Path, job: Job, batch: int, settings: Settings, gpu: str, torch: str) -> Path:
-    """Return the path of a run's file, with a hash of job, batch, settings, GPU and torch in the name."""
+    """Return the path of a run's file. The name has a hash of job, batch, settings, GPU and torch."""
     key = [job_to_json(job), batch, asdict(settings), gpu, torch]
     digest = sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     readable = re.sub(r"[^A-Za-z0-9]+", "-", job.model.name).strip("-")[-40:]
@@ -55,7 +58,7 @@ def run_path(folder: Path, job: Job, batch: int, settings: Settings, gpu: str, t
 
 
 def observation_path(folder: Path, run: Observation) -> Path:
-    """Return the path of the file for an observation in a folder."""
+    """Return the path of an observation's file in a folder."""
     return run_path(folder, run.job, run.batch, run.settings, run.gpu, run.versions.torch)
 
 

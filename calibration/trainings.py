@@ -1,4 +1,4 @@
-"""Store the observation of a training run that `planner.guard` measured, and add it to a calibration."""
+"""Store training runs that `planner.guard` measured, and calibrate with them."""
 
 from importlib.metadata import version
 from pathlib import Path
@@ -24,12 +24,12 @@ RUNS = "runs"
 
 
 def keep_training(seen: Observation, trace: Trace, config: AllocatorConfig, folder: Path) -> tuple[Path, str]:
-    """Store an observation in `runs/` and in its calibration, and return the path and a text on the outcome.
+    """Store an observation of a training run, and add it to its calibration.
 
-    `trace` is the trace of the training run at its batch size, and `config` the allocator's configuration.
-    The text says whether the calibration has a line. A run that is already stored with the same peaks
-    is not added again, and a run under a cap is not added to a calibration. Raises DataFileError if a file
-    cannot be written or is broken.
+    Returns the path in `runs/`, and a text on the outcome. `trace` is the trace of the training run at its
+    batch size, and `config` the allocator's configuration. The text says whether the calibration has a line.
+    A run that is already stored with the same peaks is not added again, and a run under a cap is not added to
+    a calibration. Raises DataFileError if a file cannot be written or is broken.
     """
     path = observation_path(folder / RUNS, seen)
     if path.exists() and _peaks(load_observation(path)) == _peaks(seen):

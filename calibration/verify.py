@@ -1,4 +1,4 @@
-"""Verify estimates by running their batches on this machine's GPU."""
+"""Verify estimates on this machine's GPU, by running their batches."""
 
 from collections.abc import Callable, Mapping
 from math import ceil
@@ -15,27 +15,28 @@ BEYOND = 1.05  # the factor from the largest batch to a batch that is expected t
 
 
 class Verification(Struct, frozen=True):
-    """An estimate and the run of the same job at the same batch size."""
+    """An estimate and a run of its job and batch size."""
 
     estimate: Estimate
     observation: Observation
 
     @property
     def ran(self) -> bool:
-        """Return whether the run did not run out of memory."""
+        """Return whether the run had enough memory."""
         return not self.observation.oom
 
     @property
     def agrees(self) -> bool:
-        """Return whether the run succeeded or ran out of memory as the estimate predicted.
+        """Return whether the run ended as the estimate predicted.
 
-        At a high confidence a batch that was estimated not to fit may run, which is the price of confidence.
+        It may succeed or run out of memory. At a high confidence a batch that was estimated not to fit may
+        run, which is the price of confidence.
         """
         return self.ran == (self.estimate.outcome is not Outcome.DOES_NOT_FIT)
 
     @property
     def holds(self) -> bool:
-        """Return whether the run did not need more memory than estimated.
+        """Return whether the run needed at most the estimated memory.
 
         A batch that was estimated to fit must run, within the upper bound if the process's peak was measured.
         For a batch that was estimated not to fit, the result is always True.
@@ -47,9 +48,10 @@ class Verification(Struct, frozen=True):
 
     @property
     def errors(self) -> Mapping[str, float]:
-        """Return the relative error for each measured peak by name, or {} if the run was out of memory.
+        """Return the relative error of each measured peak, by name.
 
-        An error is the estimated peak divided by the measured peak, minus 1.
+        The result is {} if the run was out of memory. An error is the estimated peak divided by the measured
+        peak, minus 1.
         """
         if not self.ran:
             return {}
@@ -63,14 +65,17 @@ class Verification(Struct, frozen=True):
 
 
 class LimitCheck(Struct, frozen=True):
-    """The runs of a plan's largest batch and of larger batches, up to the first run that is out of memory."""
+    """The runs of a plan's largest batch and of larger batches.
+
+    They end at the first run that is out of memory, if there is one.
+    """
 
     plan: Plan
     runs: tuple[Verification, ...]  # by ascending batch size
 
     @property
     def holds(self) -> bool:
-        """Return whether every run stays within its estimate; see `Verification.holds`."""
+        """Return whether every run stays within its estimate. See `Verification.holds`."""
         return all(run.holds for run in self.runs)
 
     @property
@@ -91,11 +96,11 @@ def verify_limit(
     on_progress: OnProgress,
     probe: Measure,
 ) -> LimitCheck:
-    """Run a plan's largest batch, a batch larger by 1 and, under an allocator cap, 1.05 times the largest.
+    """Run a plan's largest batch and slightly larger batches.
 
-    The runs end with the first run that is out of memory. Sizes above `max_useful_batch` are left out.
-    Without a cap, the result of the third run would depend on the memory of other processes on the card.
-    Raises as `verify` does.
+    They are larger by 1 and, under an allocator cap, by a factor of 1.05. The runs end with the first run
+    that is out of memory. Sizes above `max_useful_batch` are left out. Without a cap, the result of the third
+    run would depend on the memory of other processes on the card. Raises as `verify` does.
     """
     largest = plan.search.largest
     batches = {largest, largest + 1}
@@ -114,9 +119,10 @@ def verify_limit(
 
 
 def verify(estimate: Estimate, alloc_conf: str, probe: Measure) -> Verification:
-    """Run an estimate's batch on this machine's GPU, under the estimate's allocator cap if it has one.
+    """Run an estimate's batch on this machine's GPU.
 
-    The run is not stored. Raises NoGpuError without a GPU, ModelError if the steps fail.
+    The estimate's allocator cap applies, if there is one. The run is not stored. Raises NoGpuError without a
+    GPU, ModelError if the steps fail.
     """
     request = ProbeRequest(estimate.job, estimate.run.batch, estimate.budget.cap_bytes, alloc_conf)
     return Verification(estimate, probe(request, LONGEST_RUN_SECONDS))

@@ -1,4 +1,4 @@
-"""Run one job at one batch size for a few steps in a fresh process, and measure its memory.
+"""Measure the memory of one job at one batch size in a fresh process.
 
 `python -m calibration.probe` is a worker of `planner._support.worker`, and `calibration.probe.client` sends
 it one request. Nothing is timed. Running out of memory is a result, not an error.
@@ -32,14 +32,14 @@ NO_GPU = "no NVIDIA GPU is usable here: {}; measure on a machine with one, then 
 
 
 def main() -> None:
-    """Answer requests until standard input ends, then exit without CUDA's tear-down."""
+    """Answer requests until standard input ends, then exit. The exit skips CUDA's tear-down."""
     serve(lambda message, _: answer(message), FAILURE)
     sys.stderr.flush()
     os._exit(0)  # skips CUDA's tear-down, which takes long
 
 
 def answer(message: dict[str, Any]) -> dict[str, Any]:
-    """Return the detected GPU or the observation of a run, whichever the request asks for, as JSON data."""
+    """Return the answer to a request as JSON data. It is the detected GPU, or the observation of a run."""
     if message.pop("ask") == "gpu":
         _prepare("", "", "cuda")
         detected: dict[str, Any] = to_builtins(detect_gpu(open_gauge()))
@@ -50,9 +50,9 @@ def answer(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def observe(request: ProbeRequest) -> Observation:
-    """Run a request in this process, which must be fresh, and return the observation.
+    """Run a request in this process, and return the observation.
 
-    Raises as `measure` does.
+    The process must be fresh. Raises as `measure` does.
     """
     _prepare(request.alloc_conf, request.job.environment.cublas_workspace_config, request.device)
     if request.device == "cpu":
@@ -125,9 +125,10 @@ def _prepare(alloc_conf: str, cublas_config: str, device: str) -> None:
 
 
 def _set_cap(cap_bytes: int | None, total_bytes: int) -> int | None:
-    """Limit the allocator to a cap, and return the limit in bytes as torch computes it.
+    """Limit the allocator to a cap, and return the limit in bytes.
 
-    Returns None, and sets no limit, if there is no cap or the cap is not below the GPU's memory.
+    The limit is rounded as torch rounds it. Returns None, and sets no limit, if there is no cap or the cap is
+    not below the GPU's memory.
     """
     import torch
 

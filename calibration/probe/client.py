@@ -1,4 +1,7 @@
-"""Send requests to the probe; each runs in a fresh process, so that no request affects the next."""
+"""Send requests to the probe.
+
+Each runs in a fresh process, so that no request affects the next.
+"""
 
 import sys
 from collections.abc import Callable
@@ -20,7 +23,7 @@ T = TypeVar("T")
 
 
 class DetectedGpu(Struct, frozen=True):
-    """The GPU of this machine, with the versions and settings that a fresh process finds."""
+    """The GPU of this machine, with versions and settings. They are read in a fresh process."""
 
     name: str  # as torch names it
     versions: Versions

@@ -1,4 +1,4 @@
-"""Read the memory of this process on a GPU from NVML, and the properties of the GPU from torch."""
+"""Read this process's GPU memory from NVML, and GPU properties from torch."""
 
 import os
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from planner.hardware.calibration import Settings, Versions
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """Access to the memory that NVML reports for this process on one GPU."""
+    """Reader of this process's memory on a GPU, by NVML."""
 
     level: Callable[[], int]  # reads the bytes of the process
     total_bytes: int
@@ -21,9 +21,10 @@ class Gauge:
 
 
 def open_gauge(index: int = 0) -> Gauge | None:
-    """Return a gauge of torch's GPU `index`, or None without NVML; call this before the GPU's context exists.
+    """Return a gauge of torch's GPU `index`, or None without NVML.
 
-    If the process has its context already, only a gauge without a remark reads correctly.
+    Call this before the process has a context on the GPU. If the process has its context already, only a
+    gauge without a remark reads correctly.
     """
     try:
         import pynvml
@@ -50,7 +51,7 @@ def open_gauge(index: int = 0) -> Gauge | None:
 
 
 def nvml_handle(pynvml: Any, visible: str, index: int = 0) -> Any:
-    """Return NVML's handle of torch's GPU `index`; `visible` is the value of CUDA_VISIBLE_DEVICES."""
+    """Return NVML's handle of torch's GPU `index`. `visible` is the value of CUDA_VISIBLE_DEVICES."""
     name = visible.split(",")[index].strip() if visible else str(index)
     if not name or name.isdecimal():
         return pynvml.nvmlDeviceGetHandleByIndex(int(name or 0))
@@ -58,7 +59,7 @@ def nvml_handle(pynvml: Any, visible: str, index: int = 0) -> Any:
 
 
 def own_bytes(pynvml: Any, handle: Any) -> int | None:
-    """Return the bytes that the driver shows for this process, or None if it does not show the process."""
+    """Return this process's GPU memory in bytes, or None if NVML does not show it."""
     for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
         if process.pid == os.getpid() and process.usedGpuMemory:
             return int(process.usedGpuMemory)
@@ -66,7 +67,10 @@ def own_bytes(pynvml: Any, handle: Any) -> int | None:
 
 
 def detect_gpu(gauge: Gauge | None, index: int = 0) -> DetectedGpu:
-    """Return the name of torch's GPU `index`, and the versions and settings of this process."""
+    """Return the name of torch's GPU `index`, with versions and settings.
+
+    They are the versions and settings of this process.
+    """
     import torch
 
     properties = torch.cuda.get_device_properties(index)
@@ -84,5 +88,8 @@ def detect_gpu(gauge: Gauge | None, index: int = 0) -> DetectedGpu:
 
 
 def allocator_settings() -> str:
-    """Return this process's PYTORCH_ALLOC_CONF, else PYTORCH_CUDA_ALLOC_CONF, or "" if neither is set."""
+    """Return this process's configuration of torch's allocator, or "" if unset.
+
+    It is PYTORCH_ALLOC_CONF, else PYTORCH_CUDA_ALLOC_CONF.
+    """
     return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""

@@ -1,4 +1,4 @@
-"""Sample torch's allocator and the memory of the device while a job's steps run."""
+"""Sample the memory of the allocator and the device during a job's steps."""
 
 import re
 import threading
@@ -38,7 +38,10 @@ class CudaRun:
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
-        """Inside the context, read the process's memory every SAMPLE_SECONDS from another thread."""
+        """Sample the process's memory from another thread inside the context.
+
+        It is read every SAMPLE_SECONDS.
+        """
         stop = threading.Event()
 
         def sample_until_stopped() -> None:
@@ -55,7 +58,7 @@ class CudaRun:
             self.sample()
 
     def on_phase(self, step: int, phase: Phase) -> None:
-        """Record the start of a phase and read the memory; synchronize the device only at the phase END."""
+        """Record the start of a phase, and read the memory. Synchronizes the device only at the phase END."""
         stats = torch.cuda.memory_stats()
         self.marks.append(HistoryMark(stats.get("allocation.all.allocated", 0), step, phase))
         self.sample()
@@ -69,7 +72,10 @@ class CudaRun:
 
 
 def save_recorded_history(path: Path, history: History) -> list[str]:
-    """Save the history that torch recorded and return [], or return a remark if torch dropped events."""
+    """Save the allocator history that torch recorded, and return remarks.
+
+    The only remark is that torch dropped events; the history is not saved in that case.
+    """
     entries = torch.cuda.memory._snapshot()["device_traces"][0]
     if len(entries) >= MOST_EVENTS:  # torch keeps only the last events
         return [f"allocator history of more than {MOST_EVENTS} events not saved"]

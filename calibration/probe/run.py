@@ -1,9 +1,9 @@
-"""Run a job's steps with real tensors on a device, by the loop that `planner.capture` traces.
+"""Run a job's steps with real tensors on a device.
 
-The order follows a training script: the model is built on the CPU with its initial values (tables of indices
-must hold valid values) and moved, the optimizer is created over the moved parameters, and each batch is
-copied from the CPU. `run_loop` runs the options of the loop; of DistributedDataParallel it runs only the
-buckets, without a process group, even on a GPU.
+`planner.capture` traces the same loop. The order follows a training script: the model is built on the CPU
+with its initial values (tables of indices must hold valid values) and moved, the optimizer is created over
+the moved parameters, and each batch is copied from the CPU. `run_loop` runs the options of the loop; of
+DistributedDataParallel it runs only the buckets, without a process group, even on a GPU.
 """
 
 from collections.abc import Callable, Mapping
@@ -47,10 +47,11 @@ def build_real_model(job: Job) -> nn.Module:
 
 
 def run_real(job: Job, batch: int, device: str, on_phase: PhaseHook, build: Build = build_real_model) -> None:
-    """Run the job's steps on the device; `on_phase` is also called with `SETUP` before the model is moved.
+    """Run the job's steps on the device.
 
-    No tensors stay on the device afterwards. Raises ModelError for a job that has its own training step or
-    uses --liger, and the errors of torch if the steps fail.
+    `on_phase` is also called with `SETUP` before the model is moved. No tensors stay on the device
+    afterwards. Raises ModelError for a job that has its own training step or uses --liger, and the errors of
+    torch if the steps fail.
     """
     if trains_itself(job):
         raise ModelError(
@@ -91,12 +92,13 @@ def run_real(job: Job, batch: int, device: str, on_phase: PhaseHook, build: Buil
 
 
 def host_batch(job: Job, batch: int, known: Mapping[str, Any] = MappingProxyType({})) -> Batch:
-    """Return positional inputs, keyword inputs and target of a batch on the CPU, valid for every model.
+    """Return a batch on the CPU whose values are valid for every model.
 
-    Whole numbers are 0, which is a valid token, class and position everywhere, except in masks, which are 1
-    so that they mask nothing. If batches are padded, the first sample of an attention mask is one token
-    shorter, since a mask that masks nothing is dropped by models. Floating-point targets are between 0 and 1,
-    as probabilities are. Inputs whose keyword is in `known` have the value in `known`.
+    It has positional inputs, keyword inputs and a target. Whole numbers are 0, which is a valid token, class
+    and position everywhere, except in masks, which are 1 so that they mask nothing. If batches are padded,
+    the first sample of an attention mask is one token shorter, since a mask that masks nothing is dropped by
+    models. Floating-point targets are between 0 and 1, as probabilities are. Inputs whose keyword is in
+    `known` have the value in `known`.
     """
 
     def like(spec: TensorSpec, draw: Callable[..., Tensor]) -> Tensor:

@@ -1,7 +1,8 @@
-"""Measure the plain tensors of a process with TensorFlow on a real GPU; nothing is simulated.
+"""Measure the plain tensors of a process with TensorFlow on a real GPU.
 
-The module is in this folder because it imports a framework; it is the only module that imports TensorFlow. As
-in the notebook, TensorFlow's memory grows with the requests, and `get_memory_info` is read.
+Nothing is simulated. The module is in this folder because it imports a framework; it is the only module that
+imports TensorFlow. As in the notebook, TensorFlow's memory grows with the requests, and `get_memory_info` is
+read.
 """
 
 from collections.abc import Iterator
@@ -25,11 +26,11 @@ def load_tensorflow() -> Any:
 
 
 def measure(process: Process, tf: Any) -> tuple[MemoryReading, ...]:
-    """Run the steps of a process with TensorFlow on its first GPU, and return the readings.
+    """Run a process's steps with TensorFlow, and return the memory readings.
 
-    `tf` is the module `tensorflow`. `allocated_bytes` is TensorFlow's `current`, and the peak is its `peak`;
-    the reserved memory is not shown. Raises UsageError for a step that is not about plain tensors, and
-    NoGpuError if there is no GPU.
+    They run on TensorFlow's first GPU. `tf` is the module `tensorflow`. `allocated_bytes` is TensorFlow's
+    `current`, and the peak is its `peak`; the reserved memory is not shown. Raises UsageError for a step that
+    is not about plain tensors, and NoGpuError if there is no GPU.
     """
     for index, step in enumerate(process):
         if not isinstance(step, KNOWN):

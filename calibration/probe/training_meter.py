@@ -1,7 +1,8 @@
-"""Read the memory of an ordinary training loop while it runs: torch's peaks, and the process by NVML.
+"""Read the memory of an ordinary training loop while it runs.
 
-The readings are taken after each step of the optimizer and at the end. Nothing is synchronized, and the only
-effect on the loop is that torch's peaks are reset by `torch.cuda.reset_peak_memory_stats`.
+Peaks are read from torch, and the memory of the process from NVML. The readings are taken after each step of
+the optimizer and at the end. Nothing is synchronized, and the only effect on the loop is that torch's peaks
+are reset by `torch.cuda.reset_peak_memory_stats`.
 """
 
 from collections.abc import Callable
@@ -45,7 +46,7 @@ class Readings(Struct, frozen=True):
 
 @dataclass(slots=True)
 class TrainingMeter:
-    """A meter of the memory of one loop on one GPU; call `start` before the loop, `stop` after it."""
+    """A meter of the memory of one loop on one GPU. Call `start` before the loop and `stop` after it."""
 
     index: int
     gpu: DetectedGpu
@@ -62,7 +63,10 @@ class TrainingMeter:
     _outer: tuple["TrainingMeter", ...] = ()
 
     def start(self, optimizer: Any, module: Any) -> None:
-        """Reset torch's peaks, and hook the optimizer's steps and the calls of the module if one is given."""
+        """Start measuring: reset torch's peaks and register hooks.
+
+        They are on the optimizer's steps and, if `module` is not None, on the module's calls.
+        """
         self._outer = _OPEN.get()
         for one in self._outer:  # the reset below loses their peaks
             one.sample()
@@ -78,7 +82,10 @@ class TrainingMeter:
             self._removers.append(handle.remove)
 
     def sample(self) -> None:
-        """Read torch's peaks and the memory of the process, and keep the highest readings."""
+        """Read the memory once, and keep the highest readings.
+
+        They are torch's peaks and the memory of the process.
+        """
         seen = torch.cuda.max_memory_allocated(self.index), torch.cuda.max_memory_reserved(self.index)
         self._peaks = max(self._peaks[0], seen[0]), max(self._peaks[1], seen[1])
         if self._gauge is not None:
@@ -92,7 +99,7 @@ class TrainingMeter:
         _OPEN.set(self._outer)
 
     def stop(self) -> Readings:
-        """Remove the hooks, take a last reading, and return the readings of the whole loop."""
+        """Remove the hooks, and return the readings of the whole loop. A last reading is taken."""
         self.close()
         self.sample()
         retries = torch.cuda.memory_stats(self.index).get("num_alloc_retries", 0)
@@ -128,7 +135,7 @@ _OPEN: ContextVar[tuple[TrainingMeter, ...]] = ContextVar("_OPEN", default=())
 
 
 def open_meter(index: int) -> TrainingMeter:
-    """Return a meter of torch's GPU `index`, on which this process must already have a CUDA context."""
+    """Return a meter of torch's GPU `index`. This process must already have a CUDA context on the GPU."""
     gauge = open_gauge(index)
     own = gauge if gauge is None or not gauge.remark else None
     return TrainingMeter(index, detect_gpu(gauge, index), own)
@@ -147,9 +154,10 @@ def others_bytes(meter: TrainingMeter, context_bytes: int) -> int:
 
 
 def cap_of_process(meter: TrainingMeter) -> int | None:
-    """Return the memory limit in bytes that `set_per_process_memory_fraction` has set, or None if unset.
+    """Return the process's memory limit in bytes, or None if unset.
 
-    The result is also None if the GPU's total memory is unknown.
+    It is set by `set_per_process_memory_fraction`. The result is also None if the GPU's total memory is
+    unknown.
     """
     fraction = torch.cuda.get_per_process_memory_fraction(meter.index)
     total = meter.gpu.versions.torch_total_bytes
@@ -157,17 +165,17 @@ def cap_of_process(meter: TrainingMeter) -> int | None:
 
 
 def settings_of(meter: TrainingMeter, alloc_conf: str, cap_bytes: int | None) -> Settings:
-    """Return the settings of this process with the given allocator configuration and cap."""
+    """Return this process's settings, with an allocator configuration and a cap."""
     return replace(meter.gpu.settings, alloc_conf=alloc_conf, allocator_cap_bytes=cap_bytes)
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return whether an error that ended a loop says that the GPU's memory ran out."""
+    """Return whether an error says that the GPU's memory ran out."""
     return isinstance(error, RuntimeError) and bool(OUT_OF_MEMORY.search(str(error)))
 
 
 def is_first_process() -> bool:
-    """Return whether this process is rank 0 of a distributed training run, or the only process of a run."""
+    """Return whether this process is rank 0 or not distributed."""
     group = torch.distributed
     return not (group.is_available() and group.is_initialized() and group.get_rank() > 0)
 
@@ -175,7 +183,7 @@ def is_first_process() -> bool:
 def observe_training(
     meter: TrainingMeter, readings: Readings, job: Job, batch: int, settings: Settings, oom: bool
 ) -> Observation:
-    """Convert the readings of a training run to an observation of the job at the batch size."""
+    """Convert the readings of a training run to an observation."""
     return Observation(
         job=job,
         batch=batch,

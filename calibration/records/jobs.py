@@ -1,4 +1,4 @@
-"""Convert the jobs in the measuring script's records to jobs of the planner, if the planner has them."""
+"""Convert the measuring script's jobs to jobs of the planner."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -41,7 +41,7 @@ _MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
 
 
 class UnsupportedJobError(Exception):
-    """The error for a valid record whose job the planner cannot express; the text is the reason."""
+    """Error for a valid record whose job the planner cannot express. The text is the reason."""
 
 
 class RecordedJob(Struct, frozen=True):
@@ -62,7 +62,7 @@ class RecordedJob(Struct, frozen=True):
     kwargs: dict[str, Any]
 
     def convert(self, steps: int) -> Job:
-        """Convert the recorded job to a job of the planner with the given number of steps.
+        """Convert the recorded job to a job of the planner with `steps` steps.
 
         Raises UnsupportedJobError if the planner lacks the model, or UsageError for tensors that measure.py
         never writes. In pure half precision measure.py converts a batch on the device, after the copy, while

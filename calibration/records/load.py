@@ -1,4 +1,4 @@
-"""Load a recorded allocator history for comparison, from any of the known file formats."""
+"""Load recorded allocator histories, in any known file format."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ _RECORDS = "history.jsonl.gz"  # of the measuring script, in a folder with other
 
 
 def load_recording(path: Path, job: Job, batch: int) -> Recording:
-    """Load a recorded allocator history of any known format, for comparison with a simulated history.
+    """Load a recorded allocator history, to compare it with a simulation.
 
     `path` is a history file written by the planner or published, a pickle of
     `torch.cuda.memory._snapshot()`, or a folder of the measuring script or its history.jsonl.gz. Of the

@@ -1,4 +1,4 @@
-"""Read the records of the self-contained measuring script as observations and histories.
+"""Read the measuring script's records as observations and histories.
 
 A folder of records has versions.json and any of peaks.jsonl, limits.jsonl and history.jsonl.gz, with one
 JSON object per line. Jobs that the planner cannot express yet are skipped with the reason, and so is a last
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class SkippedRecord(NamedTuple):
-    """A record that is skipped, with the file, the line and the reason."""
+    """A skipped record, with the reason."""
 
     file: str
     line: int
@@ -45,7 +45,7 @@ class SkippedRecord(NamedTuple):
 
 
 class HistoryRecord(Struct, frozen=True):
-    """An allocator history, with the job and the batch size that ran."""
+    """An allocator history of a job at a batch size."""
 
     job: Job
     batch: int
@@ -61,7 +61,7 @@ class MeasuredRecords(Struct, frozen=True):
 
 
 class _Machine(Struct, frozen=True):
-    """The contents of versions.json: the GPU, the versions of libraries, and settings."""
+    """The contents of versions.json. They are the GPU, the versions of libraries, and settings."""
 
     gpu: Text
     torch: Text
@@ -101,9 +101,10 @@ class _Peaks(Struct, frozen=True):
 
     @property
     def process_levels(self) -> list[int]:
-        """Return the bytes of the process after each step, as NVML shows them, or [] without NVML.
+        """Return the process's GPU memory after each step, or [] without NVML.
 
-        If NVML does not show the process, the levels are the used memory of the device.
+        Sizes are in bytes, as NVML shows them. If NVML does not show the process, the levels are the used
+        memory of the device.
         """
         if self.process_after and min(self.process_after) > 0:
             return self.process_after
@@ -126,7 +127,7 @@ class _History(Struct, frozen=True):
 
 
 class _Record(Struct, Generic[R], frozen=True):
-    """One line of a file of records; `arg` is the batch size or, in limits.jsonl, the cap in GiB."""
+    """One line of a file of records. `arg` is the batch size or, in limits.jsonl, the cap in GiB."""
 
     job: RecordedJob
     arg: Positive
@@ -134,7 +135,7 @@ class _Record(Struct, Generic[R], frozen=True):
 
 
 def read_measured_records(folder: Path) -> MeasuredRecords:
-    """Return the observations, the histories and the skipped records of a folder. Raises DataFileError."""
+    """Return the contents of a folder of records. Raises DataFileError."""
     path = folder / "versions.json"
     try:
         machine = decode_json(read_bytes(path, LONGEST_LINE), _Machine)
@@ -179,7 +180,7 @@ def _read(
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
-    """Yield each line's number and bytes, or None instead of the bytes if the line is cut short."""
+    """Yield (number, bytes) for each line of a file. The bytes are None if the line is cut short."""
     with (
         open_regular(path, LARGEST_FILE_BYTES) as plain,
         gzip.open(plain, "rb") if path.suffix == ".gz" else nullcontext(plain) as file,
@@ -231,7 +232,10 @@ def _of_limits(machine: _Machine, record: _Record[_Limits], when: str) -> list[O
 def _circumstances(
     machine: _Machine, record: _Record[Any], when: str, cap_bytes: int | None = None
 ) -> dict[str, Any]:
-    """Return the fields of an observation that describe its run: job, GPU, versions, settings and source."""
+    """Return the observation's fields that describe how it was measured.
+
+    They are the job, the GPU, the versions, the settings and the source.
+    """
     job, options = record.job.convert(PEAK_STEPS), record.job.alloc_conf
     return {
         "job": job,
@@ -258,10 +262,10 @@ def _of_history(machine: _Machine, record: _Record[_History], when: str) -> list
 
 
 def _marks(marks: list[tuple[str, int]], events: tuple[HistoryEvent, ...]) -> Iterator[HistoryMark]:
-    """Yield the script's marks with steps numbered from 1, and with positions counted in allocations.
+    """Yield the script's phase marks as the planner's marks.
 
-    The script numbers steps from 0, and counts positions in events. Marks of phases that are not in `PHASES`
-    are dropped.
+    Their steps are numbered from 1, and their positions counted in allocations. The script numbers steps from
+    0, and counts positions in events. Marks of phases that are not in `PHASES` are dropped.
     """
     for name, index in marks:
         word = name.rstrip("0123456789")

@@ -60,12 +60,15 @@ def _figure(figure: SourcedBytes | None) -> dict[str, Any] | None:
 
 
 def planned_torch(job: Job) -> str:
-    """Return the version of torch that is planned: the job's, or the newest known if the job's is newer."""
+    """Return the torch version to plan with, as text. It is the job's version, but at most `NEWEST_TORCH`."""
     return format_torch_version(min(torch_version_of(job.environment.torch), NEWEST_TORCH))
 
 
 def job_to_report(job: Job, budget: Budget) -> dict[str, Any]:
-    """Return the first keys of most JSON objects: schema, model, torch, job, device and confidence."""
+    """Return the keys that most JSON objects start with.
+
+    They are `schema`, `model`, `torch`, `job`, `device` and `confidence`.
+    """
     return {
         "schema": SCHEMA,
         "model": job.model.name,
@@ -77,7 +80,7 @@ def job_to_report(job: Job, budget: Budget) -> dict[str, Any]:
 
 
 def figures_to_json(device: Device) -> dict[str, Any]:
-    """Return the figures of a GPU and their sources for JSON; an unlimited size is None."""
+    """Return the JSON keys with a GPU's memory sizes and their sources. An unlimited size is None."""
     figures = {"total": device.total, "usable": device.usable, "context": device.context}
     sources = {name: figure.source for name, figure in figures.items()}
     return {

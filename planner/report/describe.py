@@ -40,7 +40,7 @@ _PHASES = {
 
 
 def job_entry(job: Job) -> Entry:
-    """Return the report's entry that describes the job."""
+    """Return the report's entry on the job."""
     return Entry("Job", describe_job(job))
 
 
@@ -75,7 +75,7 @@ def describe_loop(job: Job) -> str:
 
 
 def _numerics(job: Job) -> list[str]:
-    """Return descriptions of the options of precision, model and libraries that differ from the defaults."""
+    """Return a description of each non-default option of precision, model or libraries."""
     environment, model = job.environment, job.model
     parts = {
         str(job.loop.precision): job.loop.precision is not Precision.FP32,
@@ -93,7 +93,10 @@ def _numerics(job: Job) -> list[str]:
 
 
 def _recipe(job: Job) -> list[str]:
-    """Return descriptions of the loop, sample, sharding and freezing options that are not the defaults."""
+    """Return a description of each non-default option of the training recipe.
+
+    They are the options on the loop, samples, sharding and freezing.
+    """
     batches = f" of batches of {job.loop.eval_batch:,}" if job.loop.eval_batch else ""
     batches += f" with input {' and '.join(job.loop.eval_input)}" if job.loop.eval_input else ""
     parts = {
@@ -125,7 +128,7 @@ def _given(arguments: Arguments | FsdpArguments) -> str:
 
 
 def place_text(place: "Failure | PeakLocation") -> str:
-    """Return a text on the step, phase, module and operator of a request for memory."""
+    """Return text on the place where memory was requested. It has the step, phase, module and operator."""
     return ", ".join(_place(place))
 
 
@@ -152,7 +155,10 @@ def shape_text(shape: Sequence[int]) -> str:
 
 
 def growth_text(growth: Growth, limit: "StepLimit | None") -> str:
-    """Return a sentence on the growth per step, its sources and, if `limit` is given, the steps that fit."""
+    """Return a sentence on how much memory grows per step and why.
+
+    If `limit` is not None, it has the number of steps that fit.
+    """
     made = "; ".join(_site_text(site) for site in growth.sites[:_MAX_SITES])
     more = len(growth.sites) - _MAX_SITES
     others = f" and {more} other place" + "s" * (more > 1) if more > 0 else ""

@@ -1,6 +1,7 @@
-"""The elements of a report without layout, which `plain`, `terminal` and the page render.
+"""The elements of a report, without layout.
 
-A document is a sequence of sections, and a section a sequence of blocks that belong together.
+`plain`, `terminal` and the page render them. A document is a sequence of sections, and a section a sequence
+of blocks that belong together.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +16,7 @@ Style = Literal["", "strong", "faint", "neutral", "good", "warning", "bad"]
 
 
 class Cell(Struct, frozen=True):
-    """A cell of a table: a text, or a bar if `share` is given."""
+    """A table cell with text, or with a bar if `share` is not None."""
 
     text: str
     style: Style = ""
@@ -25,7 +26,7 @@ class Cell(Struct, frozen=True):
 
 
 class Column(Struct, frozen=True):
-    """A column of a table; a narrow terminal leaves out columns by ascending rank, but never rank 0."""
+    """A column of a table. A narrow terminal leaves out columns by ascending rank, but never rank 0."""
 
     title: str = ""
     is_number: bool = False
@@ -36,14 +37,17 @@ class Column(Struct, frozen=True):
 
 
 class Table(Struct, frozen=True):
-    """A table of rows of cells; plain text indents the rows by `indent` characters under the heading."""
+    """A table of cells under a heading.
+
+    Plain text indents the rows by `indent` characters under the heading.
+    """
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell | str]]
     indent: int = 2
 
     def cells(self) -> list[list[Cell]]:
-        """Return the rows with each text converted to a cell."""
+        """Return the rows, each `str` converted to a `Cell`."""
         return [[Cell(cell) if isinstance(cell, str) else cell for cell in row] for row in self.rows]
 
 
@@ -55,14 +59,14 @@ class Entry(Struct, frozen=True):
 
 
 class Headline(Struct, frozen=True):
-    """The main result of a report, with the lines that belong to the result."""
+    """The main result of a report, as one or more lines."""
 
     lines: Sequence[str | Entry]
     style: Style
 
 
 class Bullets(Struct, frozen=True):
-    """A list of sentences under a title, in a faint style; an empty title takes no line."""
+    """A list of sentences under a title, shown faintly. An empty title takes no line."""
 
     title: str
     sentences: Sequence[str]
@@ -85,7 +89,7 @@ T = TypeVar("T")
 
 
 def printable_parts(part: T) -> T:
-    """Return a document or a part of it with all control characters in its texts escaped."""
+    """Return a copy of a document or a part, with control characters escaped."""
     if isinstance(part, str):
         return cast(T, printable(part))
     if isinstance(part, Struct):
@@ -106,5 +110,5 @@ class Document(Struct, frozen=True):
 
     @classmethod
     def of(cls, *sections: Iterable[Block]) -> Self:
-        """Return a document of the sections that are not empty."""
+        """Return a document of the sections, without empty sections."""
         return cls([section for section in map(list, sections) if section])

@@ -48,14 +48,20 @@ def _lines(block: Block) -> Iterator[str]:
 
 
 def wrapped(beginning: str, text: str) -> list[str]:
-    """Wrap a text to `WIDTH` columns after `beginning`, and indent later lines by the beginning's width."""
+    """Return the lines of `beginning` and `text`, wrapped at `WIDTH` columns.
+
+    Later lines are indented by the beginning's width.
+    """
     lines = wrap(text, WIDTH - len(beginning), break_on_hyphens=False) or [""]
     rest = " " * len(beginning)
     return [f"{beginning}{lines[0]}".rstrip(), *(f"{rest}{line}" for line in lines[1:])]
 
 
 def _table_lines(table: Table) -> Iterator[str]:
-    """Yield the lines of a table without its bar columns: headings, if any, then each row and its details."""
+    """Yield the lines of a table as text, without its bar columns.
+
+    They are the headings, if there are any, then each row followed by its details.
+    """
     shown = [place for place, column in enumerate(table.columns) if not column.is_bar]
     columns = [table.columns[place] for place in shown]
     rows = [[row[place] for place in shown] for row in table.cells()]

@@ -1,4 +1,4 @@
-"""The base class of results, and the rendering of their reports."""
+"""Base class of results, which renders their reports."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,7 +10,7 @@ P = ParamSpec("P")
 
 
 class Report(NamedTuple):
-    """The functions that build a result's report: one as a document, one as a JSON object."""
+    """The two functions that build a result's report. One returns a document, the other a JSON object."""
 
     document: Callable[[], Document]
     to_json: Callable[[], dict[str, Any]]
@@ -19,12 +19,15 @@ class Report(NamedTuple):
 def report_of(
     document: Callable[P, Document], to_json: Callable[P, dict[str, Any]], *args: P.args, **kwargs: P.kwargs
 ) -> Report:
-    """Return a report whose functions call `document` and `to_json` with the given arguments."""
+    """Return a `Report` with both functions bound to the arguments."""
     return Report(partial(document, *args, **kwargs), partial(to_json, *args, **kwargs))
 
 
 def render(result: "Result", form: Literal["text", "terminal", "json"]) -> Any:
-    """Return the report of a result as wrapped text, as an object for rich, or as a JSON object."""
+    """Return a result's report in the format `form`.
+
+    It is wrapped text, an object for rich, or a JSON object.
+    """
     report = result._report()
     if form == "json":
         return report.to_json()
@@ -39,12 +42,15 @@ def render(result: "Result", form: Literal["text", "terminal", "json"]) -> Any:
 
 
 class Result:
-    """The base class of results: `str` gives the text report, `to_dict` the JSON object; rich draws it."""
+    """Base class of results, which can be shown as reports.
+
+    `str` gives the text report and `to_dict` the JSON object; rich draws the report.
+    """
 
     __slots__ = ()
 
     def _report(self) -> Report:
-        """Return the functions that build the result's report."""
+        """Return the two functions that build the result's report."""
         raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:

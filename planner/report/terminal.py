@@ -1,6 +1,7 @@
-"""Render a document for terminals with rich: panels, tables and bars; narrow terminals get fewer columns.
+"""Render a document for terminals with rich.
 
-Only output to a terminal imports this module: a pipe gets plain text without an import of rich.
+Headlines are panels, and narrow terminals get fewer columns of tables. Only output to a terminal imports this
+module: a pipe gets plain text without an import of rich.
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,7 +42,7 @@ _COLOURS = {
 
 
 def render_terminal(document: Document) -> RenderableType:
-    """Return a document as one object for rich, with an empty line between sections."""
+    """Return a document as an object that rich can print. An empty line separates sections."""
     drawn: list[RenderableType] = []
     for section in document.sections:
         drawn += [Text()] if drawn else []
@@ -66,7 +67,7 @@ def _draw(block: Block) -> RenderableType:
 
 
 def _panel(headline: Headline) -> RenderableType:
-    """Return a headline in a frame: its first line in bold, then its texts, then its entries."""
+    """Return a headline in a frame. It has the first line in bold, then other texts, then entries."""
     tone = _COLOURS[headline.style]
     first, *rest = headline.lines
     if isinstance(first, Entry):
@@ -95,7 +96,10 @@ def _bullets(title: str, sentences: Sequence[str]) -> RenderableType:
 
 @dataclass(frozen=True, slots=True)
 class NarrowingTable:
-    """A table that leaves out its least important columns if it is too wide, and lists their names below."""
+    """A table that leaves out its least important columns if it is too wide.
+
+    The names of these columns are listed below.
+    """
 
     table: Table
 

@@ -1,4 +1,7 @@
-"""Format the numbers of reports: the breakdown of a process, MiB, and rounding that preserves sums."""
+"""Format the numbers of reports.
+
+It has the breakdown of a process, sizes in MiB, and rounding that preserves sums.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -16,12 +19,12 @@ FIGURE_WIDTH = 10
 
 
 def breakdown(estimate: Estimate) -> dict[str, int]:
-    """Return the bytes of the process by part, which add up to `process_bytes`.
+    """Return the bytes of each part of the process's memory.
 
-    The parts are the context, NCCL if it takes memory, the categories, and fragmentation. Tensors and
-    workspaces are counted at the allocated peak. `fragmentation` is the reserved peak minus the allocated
-    peak. Memory that a calibration adds counts as workspaces, which the replay does not know; memory that a
-    calibration removes is taken from the fragmentation, then from the context.
+    They add up to `process_bytes`. The parts are the context, NCCL if it takes memory, the categories, and
+    fragmentation. Tensors and workspaces are counted at the allocated peak. `fragmentation` is the reserved
+    peak minus the allocated peak. Memory that a calibration adds counts as workspaces, which the replay does
+    not know; memory that a calibration removes is taken from the fragmentation, then from the context.
     """
     run = estimate.run
     device = estimate.budget.device
@@ -50,7 +53,7 @@ def mib_text(size_bytes: float, digits: int = DIGITS) -> str:
 
 
 def mib_parts(parts: Mapping[str, int], digits: int = 3) -> dict[str, float]:
-    """Convert sizes in bytes to MiB, rounded so that they add up to the rounded sum."""
+    """Return sizes in MiB, rounded so that they add up to the rounded sum."""
     rounded: dict[str, float] = {}
     sum_bytes, before = 0, 0.0
     for name, size_bytes in parts.items():
@@ -62,9 +65,9 @@ def mib_parts(parts: Mapping[str, int], digits: int = 3) -> dict[str, float]:
 
 
 def attributes(value: object, *names: str) -> dict[str, Any]:
-    """Return the named attributes of `value` for JSON, all None if `value` is None.
+    """Return a mapping from `names` to the attributes of `value`, for JSON.
 
-    A name such as `x_mib` stands for the attribute `x_bytes` in MiB.
+    All are None if `value` is None. A name such as `x_mib` stands for the attribute `x_bytes` in MiB.
     """
     return {name: None if value is None else _attribute(value, name) for name in names}
 
@@ -77,7 +80,10 @@ def _attribute(value: object, name: str) -> Any:
 
 
 def with_mib(value: object) -> dict[str, Any] | None:
-    """Return the fields of `value` for JSON, with bytes in MiB and put last, or None if `value` is None."""
+    """Return the fields of `value` for JSON, or None if `value` is None.
+
+    Sizes in bytes are converted to MiB and come last.
+    """
     names = [] if value is None else list(to_builtins(value))
     sizes = [name for name in names if name.endswith("_bytes")]
     others = [name for name in names if name not in sizes]
@@ -94,7 +100,10 @@ def memory_table(title: str, rows: Iterable[tuple[str, float, str]], name_width:
 def figures_table(
     title: str, names: Iterable[str], rows: Iterable[tuple[str, Iterable[float]]], digits: int = DIGITS
 ) -> Table:
-    """Return a table with a column for names, and a column of figures in MiB for each of `names`."""
+    """Return a table with a column for names and columns in MiB.
+
+    `names` are the titles of the columns in MiB.
+    """
     columns = [Column(title, min_width=NAME_WIDTH), *map(mib_column, names)]
     return Table(columns, [(name, *(mib_text(size, digits) for size in sizes)) for name, sizes in rows])
 
@@ -105,18 +114,23 @@ def mib_column(title: str = "MiB") -> Column:
 
 
 def is_endless(figure: SourcedBytes) -> bool:
-    """Return whether a memory size is at least `UNLIMITED_BYTES`, which stands for unlimited memory."""
+    """Return whether a memory size stands for unlimited memory.
+
+    It does if it is at least `UNLIMITED_BYTES`.
+    """
     return figure.value >= UNLIMITED_BYTES
 
 
 def signed_percent(share: float) -> str:
-    """Return a relative error in percent with one decimal, such as `+6.3%`; zero has no sign."""
+    """Return a relative error as text such as `+6.3%`. Zero has no sign."""
     text = f"{share:+.1%}"
     return "0.0%" if text in ("+0.0%", "-0.0%") else text
 
 
 def probability_text(probability: float) -> str:
-    """Return a probability in percent, with one decimal below 10 % and above 90 %.
+    """Return a probability as text in percent.
+
+    It has one decimal below 10 % and above 90 %.
 
     >>> probability_text(0.00004), probability_text(0.0123), probability_text(0.62), probability_text(0.9999)
     ('below 0.1 %', '1.2 %', '62 %', 'above 99.9 %')
@@ -136,12 +150,15 @@ def timing_line(**parts: float) -> Paragraph:
 
 
 def batch_text(batch: int) -> str:
-    """Return a largest batch size as text: `any` if memory does not limit the batch, `none` if it is 0."""
+    """Return a largest batch size as text, or `none` if it is 0.
+
+    The text is `any` if memory does not limit the batch.
+    """
     return "any" if batch >= LARGEST_BATCH else f"{batch:,}" if batch else "none"
 
 
 def csv_text(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return rows as CSV with a header, and escape texts that a spreadsheet would take for formulas."""
+    """Return rows as CSV with a header. Texts that a spreadsheet would take for formulas are escaped."""
     import csv
     import io
 
@@ -153,7 +170,7 @@ def csv_text(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def to_builtins(value: object) -> Any:
-    """Convert an object, and all objects nested in it, to the dicts, lists, strings and numbers of JSON."""
+    """Convert an object to the dicts, lists, strings and numbers of JSON."""
     from msgspec import json  # imported late: no text report needs it
 
     return json.decode(json.encode(value))

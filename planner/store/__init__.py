@@ -1,4 +1,4 @@
-"""Stored programs: the user's cache, files bundled with the package, and saved files."""
+"""Stores of programs: the user's cache, bundled files and saved files."""
 
 from planner._support.lazy_exports import attach_stub
 

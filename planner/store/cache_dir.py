@@ -1,7 +1,8 @@
-"""A cache folder with one file per trace, written atomically; least recently used files are deleted first.
+"""A cache folder with one file per trace.
 
-A file that is broken or does not match its name is reported and not used; the new trace overwrites it. If
-nothing can be written, the problem is reported once and is no error: the plan continues without the cache.
+Files are written atomically, and the least recently used files are deleted first. A file that is broken or
+does not match its name is reported and not used; the new trace overwrites it. If nothing can be written, the
+problem is reported once and is no error: the plan continues without the cache.
 """
 
 import os
@@ -28,7 +29,7 @@ Warn = Callable[[str], None]  # called with one line about a harmless problem
 
 
 class CacheStats(Struct, frozen=True):
-    """The number of traces in a folder, and their total size."""
+    """The number of cached traces, and their total size."""
 
     entries: int
     size_bytes: int
@@ -44,7 +45,10 @@ class CacheDirectory:
     _warned: set[str] = field(default_factory=set)
 
     def get(self, key: Fingerprint) -> ProgramFile | None:
-        """Return the file stored under a key and mark it as used, or None if there is no valid file."""
+        """Return the file stored under a key, or None if there is no valid file.
+
+        The file is marked as used.
+        """
         path = self._path(key)
         try:
             if not path.exists():
@@ -65,7 +69,7 @@ class CacheDirectory:
         return file
 
     def put(self, key: Fingerprint, programs: Sequence[Program], about: About) -> None:
-        """Store programs under a key and trim the folder to its limit; warn once if that fails."""
+        """Store programs under a key, and trim the folder to its limit. Warns once if that fails."""
         try:
             self._save(key, programs, about)
             self._trim()
@@ -88,7 +92,10 @@ class CacheDirectory:
                     raise
 
     def discard(self, key: Fingerprint, why: str) -> None:
-        """Warn, once per cache, that a cached trace cannot be used and is captured again."""
+        """Warn that a cached trace is unusable and is captured again.
+
+        Only the first such problem of the cache is shown.
+        """
         self._warn_once("read", why if "capture it again" in why else f"{why}; capturing it again")
 
     def stats(self) -> CacheStats:
@@ -97,9 +104,9 @@ class CacheDirectory:
         return CacheStats(len(sizes), sum(sizes))
 
     def clear(self) -> CacheStats:
-        """Delete all entries and unfinished files, and return their `stats` from before the deletion.
+        """Delete all entries, and return their number and size.
 
-        The unfinished files are not counted. Raises DataFileError.
+        Unfinished files are deleted too. The unfinished files are not counted. Raises DataFileError.
         """
         stats = self.stats()
         for path in (*(path for _, _, path in self._entries()), *self._partials()):
@@ -113,7 +120,7 @@ class CacheDirectory:
         return self.folder / f"{digest(key)}{SUFFIX}"
 
     def _entries(self) -> list[tuple[float, int, Path]]:
-        """Return the last use, the size in bytes and the path of each entry, least recently used first."""
+        """Return (last use, bytes, path) for each entry, least recently used first."""
         entries = []
         try:
             for path in self.folder.iterdir() if self.folder.exists() else ():

@@ -1,10 +1,10 @@
-"""Encode programs as files of compressed JSON, and decode them with strict checks; no code is executed.
+"""Encode programs as files of compressed JSON, and decode them.
 
-`kind` is a string with one letter per event: a for an allocation, f for a free, e for a free after which the
-cache is emptied, m for the start of a phase. `alloc`, `free`, `mark` and `sites` have one column for each
-field. A file also contains the job, so that plans can be made from it alone: `traces` has the tensor events
-of each program, `loops` its kernel calls and the variants of their workspaces, with the convolutions whose
-workspaces a library reports.
+Decoding checks strictly and executes no code. `kind` is a string with one letter per event: a for an
+allocation, f for a free, e for a free after which the cache is emptied, m for the start of a phase. `alloc`,
+`free`, `mark` and `sites` have one column for each field. A file also contains the job, so that plans can be
+made from it alone: `traces` has the tensor events of each program, `loops` its kernel calls and the variants
+of their workspaces, with the convolutions whose workspaces a library reports.
 """
 
 import zlib
@@ -68,15 +68,15 @@ MOST_NODES = 2**20
 
 
 class EncodedProgram(Struct, frozen=True):
-    """A program from a file, with the variants for each compute capability decoded on demand."""
+    """A program from a file; its kernel variants are decoded on demand."""
 
     program: Program
     kernels: KernelsObject
 
     def load_target(self, capability: Capability) -> bool:
-        """Decode the variants for GPUs of a compute capability, or return False if the file lacks them.
+        """Decode the variants for a compute capability.
 
-        Raises ValueError, LookupError or TypeError for broken variants.
+        Returns False if the file lacks them. Raises ValueError, LookupError or TypeError for broken variants.
         """
         if capability in self.program.targets:
             return True
@@ -87,14 +87,17 @@ class EncodedProgram(Struct, frozen=True):
 
 
 class ProgramFile(Struct, frozen=True):
-    """The contents of a file of programs: the programs, and `about` with all other data."""
+    """The contents of a file of programs. `about` has all data other than the programs."""
 
     programs: tuple[EncodedProgram, ...]
     about: About
 
 
 def save_programs(programs: Sequence[Program], path: Path, about: About) -> None:
-    """Write programs and their job to a file atomically and deterministically. Raises DataFileError."""
+    """Write programs and their job to a file.
+
+    The write is atomic, and equal programs give equal files. Raises DataFileError.
+    """
     save(path, pack(msgspec.json.encode(_document(programs, about)).decode()), "the trace")
 
 
@@ -139,7 +142,10 @@ def _encoded(events: EventsObject, kernels: KernelsObject) -> EncodedProgram:
 
 
 def _rows(columns: Struct | None) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a table stored by columns. Raises ValueError if the columns differ in length."""
+    """Yield the rows of a table that is stored by columns.
+
+    Raises ValueError if the columns differ in length.
+    """
     return iter(()) if columns is None else zip(*msgspec.structs.astuple(columns), strict=True)
 
 

@@ -1,4 +1,4 @@
-"""The programs of a saved file, which give traces for any batch size on GPUs of all compute capabilities.
+"""The programs of a saved file, which give traces for any GPU and batch size.
 
 If the file does not cover a kernel at a batch size, the kernel is given its workspace at the nearest covered
 batch size, with a note.
@@ -37,7 +37,7 @@ _NEAREST = 16  # number of smaller sample batch sizes to try: two doublings, or 
 
 @dataclass(slots=True)
 class SavedJob:
-    """The job of a saved file with its programs, as a `ProgramSet`."""
+    """A `ProgramSet` of a job that was read from a saved file."""
 
     path: Path
     file: ProgramFile
@@ -54,7 +54,7 @@ class SavedJob:
 
     @property
     def has_queries(self) -> bool:
-        """Return whether a library has to report workspaces of convolutions that the file does not hold."""
+        """Return whether the file leaves convolution workspaces to a library."""
         return any(one.kernels.convolutions for one in self.file.programs)
 
     def trace(self, batch: int, target: Target) -> Trace:
@@ -66,12 +66,18 @@ class SavedJob:
         return replace(trace, notes=(*trace.notes, *notes))
 
     def key(self, batch: int, target: Target) -> Hashable:
-        """Return a key that is equal for two targets if and only if the traces at `batch` are equal."""
+        """Return a key that identifies the trace at `batch` on the target.
+
+        Two targets have equal keys if and only if the traces are equal.
+        """
         program, workspaces, notes = self._find(batch, target)
         return program.structure, workspaces, notes
 
     def bound(self, target: Target) -> LowerBound:
-        """Return a function from a batch size to a lower bound of the tensors' memory in bytes."""
+        """Return a function that computes a lower bound of the tensors' memory.
+
+        It maps a batch size to bytes.
+        """
         program = self._programs(target)[0]
         if program.structure not in self._bounds:
             self._bounds[program.structure] = live_bytes_bound(program.events, program.unit)
@@ -87,7 +93,10 @@ class SavedJob:
         return program.batch_sizes(known, FIT_BATCHES[0])
 
     def _find(self, batch: int, target: Target) -> tuple[Program, KernelWorkspaces, tuple[str, ...]]:
-        """Return the program for a batch size, the workspaces of its kernels, and notes on approximations."""
+        """Return the program, the kernels' workspaces, and the notes for a batch size.
+
+        The notes are on approximations.
+        """
         target = replace(target, conv_workspace_query=self.convolutions)
         programs = self._programs(target)
         other = target if target.capability in programs[0].targets else self.target
@@ -103,9 +112,10 @@ class SavedJob:
     def _nearest(
         self, program: Program, batch: int, target: Target
     ) -> tuple[KernelWorkspaces, tuple[str, ...]]:
-        """Return the kernels' workspaces at the nearest covered batch sizes, and notes on the approximation.
+        """Return the kernels' workspaces at the nearest covered batch sizes.
 
-        Raises UsageError if the file does not cover the batch size.
+        The second result is notes on the approximation. Raises UsageError if the file does not cover the
+        batch size.
         """
         known = program.targets[target.capability]
         if known.min_batch == known.max_batch:
@@ -143,7 +153,7 @@ class SavedJob:
         return workspaces
 
     def _programs(self, target: Target) -> list[Program]:
-        """Return the programs for the target or, if the file has no such programs, for the file's GPU.
+        """Return the programs for the target, else for the file's GPU.
 
         Raises DataFileError if the file has no programs for either GPU, or if they are broken.
         """
@@ -161,7 +171,7 @@ class SavedJob:
 
 
 def open_saved(path: Path) -> SavedJob:
-    """Open a saved file as a job with its programs. Raises DataFileError."""
+    """Read a saved job with its programs from a file. Raises DataFileError."""
     file = load_programs(path)
     about = file.about
     try:

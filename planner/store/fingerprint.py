@@ -1,9 +1,9 @@
-"""Compute fingerprints of jobs as plain data: jobs with equal fingerprints have equal traces.
+"""Compute fingerprints of jobs, which are equal only for jobs with equal traces.
 
-The fingerprint of a user's file includes the modules in its folder that it imports. If its code may read
-anything else (files, the environment, the time, modules named at run time), the job has no fingerprint. Code
-that a plan does not run may do so: code below `if __name__ == "__main__":`, and functions that only code
-below it calls.
+A fingerprint is plain data. The fingerprint of a user's file includes the modules in its folder that it
+imports. If its code may read anything else (files, the environment, the time, modules named at run time), the
+job has no fingerprint. Code that a plan does not run may do so: code below `if __name__ == "__main__":`, and
+functions that only code below it calls.
 """
 
 import ast
@@ -67,7 +67,10 @@ _OF_SYS = frozenset(("argv", "exit", "float_info", "maxsize", "stderr", "stdout"
 
 
 def fingerprint_of(job: Job) -> Fingerprint | None:
-    """Return a job's fingerprint, which ignores batch size and GPU, or None if it cannot be determined."""
+    """Return a job's fingerprint, or None if it cannot be determined.
+
+    It ignores the batch size and the GPU.
+    """
     source, name = split_model(job.model.origin)
     if source not in LIBRARIES:
         return None
@@ -97,7 +100,10 @@ def fingerprint_of(job: Job) -> Fingerprint | None:
 
 
 def _libraries_of_tuning(job: Job) -> tuple[str, ...]:
-    """Return the libraries that adapt, quantize, patch or shard the model, whatever its source."""
+    """Return the names of libraries that modify the model.
+
+    They adapt, quantize, patch or shard it, whatever its source.
+    """
     adapting = ("peft", "transformers") if job.model.peft else ()
     quantizing = ("bitsandbytes", "transformers") if job.model.quantize is not Quantize.NONE else ()
     quantizing = ("torchao", "transformers") if job.model.quantize.is_of_torchao else quantizing
@@ -110,9 +116,10 @@ def _libraries_of_tuning(job: Job) -> tuple[str, ...]:
 
 
 def _optimizer_digest(job: Job) -> str | None:
-    """Return the digest of an optimizer's file or its library's version, or "" if the optimizer has neither.
+    """Return what identifies an optimizer's code, or "" for PyTorch's optimizers.
 
-    Returns None if the file has no digest, or the library is not installed.
+    It is the digest of the optimizer's file, or the version of its library. Returns None if the file has no
+    digest, or the library is not installed.
     """
     if is_optimizer_file(job.loop.optimizer):
         return _digest_of(str(job.loop.optimizer))
@@ -121,17 +128,17 @@ def _optimizer_digest(job: Job) -> str | None:
 
 
 def trace_relevant_fields(job: Job) -> Job:
-    """Return the job with all options that do not affect its trace reset to their defaults."""
+    """Return the job reduced to the options that affect its trace. All other options have their defaults."""
     return reset_options(job, where=lambda option: not option.changes_trace)
 
 
 def digest(key: Fingerprint) -> str:
-    """Return a hash of a fingerprint as 40 hexadecimal digits, used as a file name."""
+    """Return a hash of a fingerprint as 40 hexadecimal digits. It is used as a file name."""
     return sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:40]
 
 
 def source_digest() -> str:
-    """Return a digest of all source files of the planner that determine traces."""
+    """Return a digest of the planner's source files that determine traces."""
     rooms = (path for room in ("capture", "program") for path in sorted((PACKAGE / room).rglob("*.py")))
     return _digest_files((*rooms, *(PACKAGE / name for name in _OWN)))
 
@@ -146,7 +153,10 @@ def _digest_files(paths: Iterable[Path]) -> str:
 
 
 def _folder_digest(folder: Path) -> str | None:
-    """Return a digest of the JSON and Python files in a model's folder, or None if one cannot be read."""
+    """Return a digest of the JSON and Python files in a folder.
+
+    The result is None if a file cannot be read.
+    """
     try:
         return _digest_files(sorted(path for path in folder.iterdir() if path.suffix in (".json", ".py")))
     except OSError:  # a link without its target, which the model may not need
@@ -162,10 +172,10 @@ def _digest_of(name: str) -> str | None:
 
 
 def file_digest(path: Path, name: str = "") -> str | None:
-    """Return a digest of a file and the modules that it imports, or None if their code may read other data.
+    """Return a digest of a Python file and its imports.
 
-    `name` is the function or class that a plan runs; with "", a plan may run all of them. The result is also
-    None if a file cannot be read.
+    The result is None if their code may read other data. `name` is the function or class that a plan runs;
+    with "", a plan may run all of them. The result is also None if a file cannot be read.
     """
     path = Path(os.path.realpath(path))
     digest = sha256(os.fsencode(path))  # tracebacks and relative paths depend on the path
@@ -218,7 +228,7 @@ def _nodes_run(tree: ast.Module, name: str) -> Iterator[ast.AST]:
 
 
 def _is_for_scripts(node: ast.stmt) -> bool:
-    """Return whether a statement is an `if` on `__name__` without `else`."""
+    """Return whether a statement is `if __name__ ...` without `else`."""
     names = ast.walk(node.test) if isinstance(node, ast.If) and not node.orelse else ()
     return any(isinstance(one, ast.Name) and one.id == "__name__" for one in names)
 
@@ -250,7 +260,10 @@ def _imported(node: ast.AST) -> Iterator[str]:
 
 
 def _beside(module: str, folder: Path) -> list[Path] | None:
-    """Return the Python files of a module or package in the folder, or None if the folder has neither."""
+    """Return the Python files of a module in a folder, or None if it is absent.
+
+    A module may be a file or a package.
+    """
     file, package = folder / f"{module}.py", folder / module
     if file.is_file():
         return [file]

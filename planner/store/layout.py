@@ -1,4 +1,7 @@
-"""The layout of a file of programs: a struct for each JSON object, with tables stored by columns."""
+"""The layout of a file of programs: one struct per JSON object.
+
+Tables are stored by columns.
+"""
 
 from typing import Annotated, Any
 
@@ -71,7 +74,7 @@ class GrowthColumns(Struct, forbid_unknown_fields=True):
 
 
 class EventsObject(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """The tensor events of a program, with the data that describes them."""
+    """JSON object with the tensor events of a program."""
 
     batches: Annotated[list[Int], Meta(min_length=1)]
     unknown_ops: list[str]
@@ -116,7 +119,10 @@ ConvolutionArray = tuple[Direction, str, Sizes, Sizes, Sizes, bool, Sizes, Sizes
 
 
 class KernelsObject(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """The kernel calls of a program, and the variants of their workspaces by compute capability."""
+    """JSON object with a program's kernel calls and their workspaces.
+
+    Variants of the workspaces are stored by compute capability.
+    """
 
     outputs: list[Bits]
     kernels: CallColumns

@@ -1,4 +1,7 @@
-"""Save a job with its programs for all known GPUs, or with a fitted trace if it has no program."""
+"""Save a job with its programs for all known GPUs.
+
+A job without a program is saved with a fitted trace.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -28,7 +31,7 @@ _NOT_CAPTURED = (PlannerError, ImportError)  # ImportError if programs were cach
 
 
 def save_job(job: Job, batch: int, target: Target, programs: ProgramSet, path: Path) -> None:
-    """Write a file from which the job can be planned without a capture.
+    """Write a file that lets the job be planned without a capture.
 
     `batch` is the default batch size of the file. A job without a program is saved as one trace: for all
     batch sizes if its tensors are affine in the batch size, else for `batch`. Raises DataFileError or
@@ -48,11 +51,11 @@ def save_job(job: Job, batch: int, target: Target, programs: ProgramSet, path: P
 def programs_for_all_targets(
     source: ProgramSource, target: Target, batch: int
 ) -> Iterator[tuple[Program, Target]]:
-    """Yield the job's programs with their targets, for all known compute capabilities, `target` first.
+    """Yield the job's programs for all known compute capabilities, with their targets.
 
-    Each program is followed by runs at batch sizes that it does not cover: one sample and, on `target`,
-    `batch` and the next batch size. Nothing is yielded if the job has no program on `target`. Raises the
-    errors of a capture.
+    The programs for `target` come first. Each program is followed by runs at batch sizes that it does not
+    cover: one sample and, on `target`, `batch` and the next batch size. Nothing is yielded if the job has no
+    program on `target`. Raises the errors of a capture.
     """
     program = _covering(source, target)
     if program is None:
@@ -94,7 +97,10 @@ def _runs(
 
 
 def group_by_structure(programs: Iterable[tuple[Program, Target]]) -> list[Program]:
-    """Merge programs of equal structure, sites, notes and least batch size, keeping all GPUs' variants."""
+    """Merge equal programs, keeping the variants of all GPUs.
+
+    Programs are equal in structure, sites, notes and least batch size.
+    """
     groups: dict[object, Program] = {}
     for program, target in programs:
         variants = program.targets[target.capability]
@@ -106,7 +112,10 @@ def group_by_structure(programs: Iterable[tuple[Program, Target]]) -> list[Progr
 
 
 def _fitted(trace_at: Callable[[int], Trace], batch: int, target: Target) -> Program:
-    """Return a program fitted to two traces if it matches a third trace too, else a constant program."""
+    """Return a program fitted to two traces of the job.
+
+    If it does not match a third trace, the result is a constant program for `batch`.
+    """
     traced = trace_at(batch)
     low, third = [size for size in (*FIT_BATCHES, FIT_BATCHES[-1] + 1) if size != batch][:2]
     with suppress(NotAffineError, ModelError):  # ModelError: the model refuses other batch sizes

@@ -1,4 +1,7 @@
-"""Find the programs of one job: in memory, else in a store, else by building them with torch."""
+"""Find the programs of a job.
+
+They are in memory, else in a store, else built with torch.
+"""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +32,7 @@ from planner.store.store import ProgramStore
 
 @dataclass(slots=True)
 class ProgramSource:
-    """The traces of one job, read from stores if possible, else captured and stored."""
+    """The traces of a job, from stores if possible. Traces that no store has are captured and stored."""
 
     job: Job
     stores: Sequence[ProgramStore]
@@ -44,7 +47,7 @@ class ProgramSource:
     _last: tuple[tuple[int, Target], tuple[Program, KernelWorkspaces]] | None = None  # last result of `_find`
 
     def trace(self, batch: int, target: Target) -> Trace:
-        """Return the trace at a batch size, captured if no known program covers the batch size.
+        """Return the trace at a batch size, captured if no program covers it.
 
         Raises the errors of a capture.
         """
@@ -56,26 +59,26 @@ class ProgramSource:
         return name_source(trace, self.convolutions, target)
 
     def specialized(self, batch: int, target: Target) -> tuple[Program, KernelWorkspaces]:
-        """Return the program that covers a batch size, and its kernels' workspaces at that size.
-
-        Raises the errors of a capture.
-        """
+        """Return the program and the kernels' workspaces for a batch size. Raises the errors of a capture."""
         return self._find(batch, target)
 
     def traced_notes(self, batch: int, target: Target) -> tuple[str, ...]:
-        """Return the notes of the trace at a batch size, without notes on convolution workspaces."""
+        """Return the notes of the trace at a batch size. Notes on convolution workspaces are left out."""
         program, _ = self._find(batch, target)
         return (*program.notes, note_on_torch(program.torch))
 
     def key(self, batch: int, target: Target) -> Hashable:
-        """Return a key that is equal for two targets if and only if the traces at `batch` are equal."""
+        """Return a key that identifies the trace at `batch` on the target.
+
+        Two targets have equal keys if and only if the traces are equal.
+        """
         program, workspaces = self._find(batch, target)
         return program.structure, workspaces
 
     def bound(self, target: Target) -> LowerBound | None:
-        """Return a function from a batch size to a lower bound of the tensors' memory in bytes.
+        """Return a function that computes a lower bound of the tensors' memory.
 
-        The result is None if the job has no program.
+        It maps a batch size to bytes. The result is None if the job has no program.
         """
         program = self.program(target)
         if program is None:
@@ -85,12 +88,18 @@ class ProgramSource:
         return self._bounds[program.structure]
 
     def batch_sizes(self, target: Target) -> BatchSizes:
-        """Return the batch sizes that the job's program covers, or all batch sizes if it has no program."""
+        """Return the batch sizes that the job's program covers.
+
+        They are all batch sizes if the job has no program.
+        """
         program = self.program(target)
         return ANY_BATCH_SIZE if program is None else program.batch_sizes(target, FIT_BATCHES[0])
 
     def program(self, target: Target) -> Program | None:
-        """Return the program for the target, built if no store has it, or None if the job has no program."""
+        """Return the program for the target, or None if the job has no program.
+
+        It is built if no store has it.
+        """
         self._build(target)
         return self._known(target)
 
@@ -102,7 +111,10 @@ class ProgramSource:
         return self._find(batch, target)[0]
 
     def enumerate_variants(self, program: Program, target: Target) -> None:
-        """Evaluate a program's rules before the program is saved; do nothing if no builder was opened."""
+        """Evaluate a program's rules, so that the program can be saved.
+
+        Does nothing if no builder was opened.
+        """
         if self._builder is not None:
             self._builder.enumerate_variants(program, target)
 
@@ -126,7 +138,7 @@ class ProgramSource:
         raise AssertionError(f"a run at batch {batch} that does not hold there")
 
     def _candidates(self, batch: int, target: Target) -> Iterator[Sequence[Program]]:
-        """Yield lists of programs that may cover a batch size, ordered from cheap to expensive to obtain."""
+        """Yield lists of programs that may cover a batch size, cheapest first."""
         yield self._programs
         for store in self.stores:
             if self._read(store, target):
@@ -142,10 +154,10 @@ class ProgramSource:
         yield [self._store(program, target)]
 
     def _build(self, target: Target) -> None:
-        """Read or build the programs for the target's compute capability, at most once per capability.
+        """Read or build the programs for the target's compute capability.
 
-        If a store has a run that the program would cover, the job has no program: the program would have been
-        stored instead of the run.
+        This is done at most once per capability. If a store has a run that the program would cover, the job
+        has no program: the program would have been stored instead of the run.
         """
         if target.capability in self._built:
             return
@@ -166,7 +178,10 @@ class ProgramSource:
         return next((one for one in self._programs if not one.is_constant(target)), None)
 
     def _read(self, store: ProgramStore, target: Target) -> bool:
-        """Read a store's programs for the target's capability, or return False if they were read before."""
+        """Read a store's programs for the target's compute capability.
+
+        Returns False if they were read before.
+        """
         place = id(store), target.capability
         if place in self._was_read:
             return False
@@ -193,7 +208,7 @@ class ProgramSource:
 
 @cache
 def note_on_torch(torch: str) -> str:
-    """Return the note on the version of PyTorch with which traces were captured."""
+    """Return a note on the PyTorch version that captured the traces."""
     installed = installed_version("torch")
     if installed is None:
         how = f"beforehand with PyTorch {torch}, which is not installed here"
@@ -203,7 +218,10 @@ def note_on_torch(torch: str) -> str:
 
 
 def name_source(trace: Trace, convolutions: ConvWorkspaceQuery, target: Target) -> Trace:
-    """Return a copy of a trace with a source of convolution workspaces and with the notes of that source."""
+    """Return a copy of a trace that names its source of convolution workspaces.
+
+    The copy also has the notes of the source.
+    """
     gpu = target.capability, target.sm_count
     account = convolutions.account(*gpu)
     return replace(

@@ -1,4 +1,4 @@
-"""Stores of programs: the user's cache, and the programs of the catalogue's jobs that are bundled."""
+"""Stores of programs: the user's cache and the bundled programs."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -23,26 +23,38 @@ BROKEN = (UsageError, LookupError, TypeError, ValueError, AttributeError)
 
 
 class ProgramStore(Protocol):
-    """A store of programs, and of jobs as completed by their models' libraries.
+    """A store of programs and of completed jobs.
 
-    A completed job can be read without importing the library.
+    A job is completed by its model's library. A completed job can be read without importing the library.
     """
 
     def get(self, job: Job, target: Target, batch: int | None = None) -> Sequence[Program]:
-        """Return a job's programs for the target or, with `batch`, the program of a run at `batch`."""
+        """Return a job's programs for the target.
+
+        With `batch`, the result is the program of a run at `batch`.
+        """
 
     def put(self, job: Job, target: Target, program: Program) -> None:
-        """Store a program with its variants for the target's capability, if the store is writable."""
+        """Store a program for the target, if the store is writable.
+
+        Its variants for the target's compute capability are stored.
+        """
 
     def get_job(self, job: Job) -> Job | None:
-        """Return a job as its model's library completed it, or None if the store has no completed job."""
+        """Return the completed form of a job, or None if it is not stored.
+
+        The model's library has completed the job.
+        """
 
     def put_job(self, job: Job, completed: Job) -> None:
-        """Store the completed form of a job under the original job; do nothing if the store is read-only."""
+        """Store the completed form of a job, if the store is writable. It is found by the original job."""
 
 
 def complete_job(job: Job, stores: Sequence[ProgramStore], complete: Callable[[Job], Job]) -> Job:
-    """Return a job as completed by its model's library: from a store if possible, else from `complete`."""
+    """Return a job as its model's library completes it.
+
+    The result is read from a store if possible, else computed by `complete`.
+    """
     cached = next((cached for cached in (store.get_job(job) for store in stores) if cached is not None), None)
     if cached is not None:  # jobs that differ only in options irrelevant to the trace share a file
         return copy_options(job, cached, where=lambda option: not option.changes_trace)
@@ -54,9 +66,10 @@ def complete_job(job: Job, stores: Sequence[ProgramStore], complete: Callable[[J
 
 @dataclass(slots=True)
 class UserCache:
-    """The user's cache as a store. A job without a fingerprint is neither found nor stored.
+    """The user's cache of traces as a `ProgramStore`.
 
-    `settings` are the process's settings that differ from the defaults, as they change traces.
+    A job without a fingerprint is neither found nor stored. `settings` are the process's settings that differ
+    from the defaults, as they change traces.
     """
 
     directory: CacheDirectory
@@ -64,14 +77,17 @@ class UserCache:
     _fingerprints: dict[Job, Fingerprint | None] = field(default_factory=dict)
 
     def get(self, job: Job, target: Target, batch: int | None = None) -> Sequence[Program]:
-        """Return the cached programs of a job or, with `batch`, of its run at that batch size.
+        """Return the cached programs of a job.
 
-        Returns () if no program is cached.
+        With `batch`, they are the programs of its run at `batch`. Returns () if no program is cached.
         """
         return self._get(job, _entry(target, batch), "trace", lambda file: load_targets(file, target)) or ()
 
     def put(self, job: Job, target: Target, program: Program) -> None:
-        """Store a program without rules, keeping only the variants for the target's compute capability."""
+        """Store a program for the target's compute capability.
+
+        Its rules, and its variants for other capabilities, are left out.
+        """
         variants = program.targets[target.capability]
         key = self._key(job, _entry(target, variants.min_batch if program.is_constant(target) else None))
         if key is not None:
@@ -79,11 +95,14 @@ class UserCache:
             self.directory.put(key, [one], {"torch": program.torch})
 
     def get_job(self, job: Job) -> Job | None:
-        """Return a job as its model's library completed it, or None if no valid completed job is cached."""
+        """Return the completed form of a job, or None if it is not validly cached.
+
+        The model's library has completed the job.
+        """
         return self._get(job, {"holds": "job"}, "job", partial(_completed_of, job))
 
     def put_job(self, job: Job, completed: Job) -> None:
-        """Store a job as its model's library completed it, under the original job."""
+        """Store the completed form of a job. It is found by the original job."""
         key = self._key(job, {"holds": "job"})
         if key is not None:
             self.directory.put(key, [], {"completed": job_to_json(completed)})
@@ -110,9 +129,9 @@ class UserCache:
 
 
 def _completed_of(job: Job, file: ProgramFile) -> Job:
-    """Decode the completed job in a file, and refuse it if it names other code than `job`.
+    """Return the completed job in a file.
 
-    Raises ValueError, or the errors of `job_from_json`.
+    It is refused if it names other code than `job`. Raises ValueError, or the errors of `job_from_json`.
     """
     completed = job_from_json(file.about["completed"])
     for name in ("model", "source", "optimizer", "deepspeed"):
@@ -124,7 +143,10 @@ def _completed_of(job: Job, file: ProgramFile) -> Job:
 
 
 def _entry(target: Target, batch: int | None) -> dict[str, Any]:
-    """Return the part of a cache key that identifies a program or, with `batch`, a run of a job."""
+    """Return the part of a cache key that identifies a program or a run.
+
+    It is a run if `batch` is not None.
+    """
     if batch is None:
         return {"holds": "program", "capability": list(target.capability)}
     numbers = {"capability": list(target.capability), "batch": batch, "sm_count": target.sm_count}
@@ -133,7 +155,10 @@ def _entry(target: Target, batch: int | None) -> dict[str, Any]:
 
 
 def load_targets(file: ProgramFile, target: Target) -> list[Program]:
-    """Return a file's programs for the target's capability. Raises LookupError, TypeError or ValueError."""
+    """Return a file's programs for the target's compute capability.
+
+    Raises LookupError, TypeError or ValueError.
+    """
     torch = file.about["torch"]
     if not isinstance(torch, str):
         raise TypeError("no version of torch")
@@ -145,7 +170,7 @@ def load_targets(file: ProgramFile, target: Target) -> list[Program]:
 
 @dataclass
 class BundledStore:
-    """A read-only store of the bundled programs of the catalogue's jobs.
+    """The bundled programs of the catalogue's jobs, a read-only `ProgramStore`.
 
     A program is used if its libraries are installed in the bundled versions, or are not installed.
     """
@@ -154,7 +179,10 @@ class BundledStore:
     _files: dict[str, ProgramFile] = field(default_factory=dict)
 
     def get(self, job: Job, target: Target, batch: int | None = None) -> Sequence[Program]:
-        """Return the bundled programs and runs for the target's capability, or () if `batch` is given."""
+        """Return the bundled programs of a job, or () if `batch` is not None.
+
+        They are the programs and the runs for the target's compute capability.
+        """
         name = bundled_name(job)
         if batch is not None or not self._is_current(name):
             return ()
@@ -172,7 +200,7 @@ class BundledStore:
         """Do nothing: the store cannot be written."""
 
     def get_job(self, job: Job) -> Job | None:
-        """Return a job as its model's library completed it, or None if no completed job is bundled.
+        """Return the completed form of a job, or None if it is not bundled.
 
         Returns None too if the completed job's libraries are installed in other versions than the bundled.
         """
@@ -193,7 +221,10 @@ class BundledStore:
         return index if is_ours else {}
 
     def _is_current(self, name: str) -> bool:
-        """Return whether a job is bundled, and each of its libraries is absent or has the bundled version."""
+        """Return whether a job is bundled for the installed libraries.
+
+        Each of its libraries must be absent or have the bundled version.
+        """
         versions = self._index.get("versions", {}).get(name)
         if versions is None:
             return False
@@ -202,6 +233,9 @@ class BundledStore:
 
 
 def bundled_name(job: Job) -> str:
-    """Return the job's name in the bundled index: a hash of the options that affect the trace."""
+    """Return the job's name in the index of bundled programs.
+
+    It is a hash of the options that affect the trace.
+    """
     text = json.dumps(job_to_json(trace_relevant_fields(job)), sort_keys=True)
     return sha256(text.encode()).hexdigest()[:16]

@@ -1,4 +1,7 @@
-"""Turn the result of a check into findings, each with a level and a line of the configuration."""
+"""Turn the result of `planner check` into findings for a pull request.
+
+Each finding has a level and a line of the configuration.
+"""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -41,9 +44,10 @@ def findings_of(
     comparison: Comparison | None = None,
     workspace: Path | None = None,
 ) -> tuple[Finding, ...]:
-    """Return a finding for each verdict other than FITS, each job not planned, and each increase of memory.
+    """Return a finding for each problem in the result of a check.
 
-    Increases below `SMALLEST_BYTES` are left out. `workspace` is the root of the repository, if known.
+    Problems are verdicts other than FITS, jobs that were not planned, and increases of memory. Increases
+    below `SMALLEST_BYTES` are left out. `workspace` is the root of the repository, if known.
     """
     path = path_in_repository(config.path, workspace)
     grown = () if comparison is None else _grown(path, comparison)
@@ -102,9 +106,10 @@ def _grown(path: str, comparison: Comparison) -> Iterator[Finding]:
 
 
 def path_in_repository(path: Path, workspace: Path | None) -> str:
-    """Return a path relative to the workspace or, outside of it, to the nearest parent folder with .git.
+    """Return a path relative to the root of the repository, with slashes.
 
-    Returns the file's name if the path is in neither.
+    The root is `workspace` or, if the path is outside of it, the nearest parent folder with .git. Returns the
+    file's name if the path is in neither.
     """
     roots = [] if workspace is None else [workspace]
     roots += [folder for folder in path.parents if (folder / ".git").exists()]

@@ -1,6 +1,7 @@
-"""Report findings to GitHub's runner: as annotations, and as the summary of a job in Markdown.
+"""Report the result of `planner check` in GitHub Actions.
 
-The runner reads workflow commands from standard error as well as from standard output.
+The report is annotations for the runner, and the summary of a job in Markdown. The runner reads workflow
+commands from standard error as well as from standard output.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,7 +39,10 @@ def _property(text: str) -> str:
 def summary(
     rows: Sequence[CheckRow], failures: Sequence[CheckFailure], comparison: Comparison | None = None
 ) -> str:
-    """Return the summary in Markdown: a table of verdicts, failures and the comparison."""
+    """Return the Markdown summary of a check.
+
+    It has a table of verdicts, the failures, and the comparison if there is one.
+    """
     lines = ["### GPU memory: `planner check`", ""]
     if rows:
         lines += [

@@ -1,4 +1,7 @@
-"""Report findings in SARIF 2.1.0, the format of code scanning (OASIS, sarif-v2.1.0)."""
+"""Report findings in SARIF 2.1.0, the format of GitHub's code scanning.
+
+Source: OASIS, sarif-v2.1.0.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +20,7 @@ _RULES = {
 
 
 def to_sarif(findings: Sequence[Finding]) -> dict[str, Any]:
-    """Return a SARIF log with one run, which has a result for each finding."""
+    """Return a SARIF log with a result for each finding. All results are in one run."""
     driver = {
         "name": "planner",
         "semanticVersion": installed_version("gpu-batch-planner") or "0.0.0",

@@ -1,1 +1,4 @@
-"""The reports of commands: a module for each command, which builds its document and its JSON object."""
+"""Modules that build the reports of commands.
+
+Each module builds the document and the JSON object of a command.
+"""

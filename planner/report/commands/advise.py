@@ -29,7 +29,9 @@ def advice_document(advice: Advice, import_seconds: float) -> Document:
 
 
 def refusals(failed: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Return one line for each reason in `failed`, with all changes that the reason rules out.
+    """Return one line for each reason, with all changes that fail for that reason.
+
+    `failed` has pairs (change, reason).
 
     >>> refusals([("--a", "no blocks"), ("--b 1", "no GPU"), ("--c", "no blocks")])
     ('--a and --c are out of the question: no blocks', '--b 1 is out of the question: no GPU')
@@ -45,7 +47,10 @@ def refusals(failed: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 
 
 def _verdict(advice: Advice) -> list[str]:
-    """Return the lines on whether the unchanged batch fits and, if not, on the memory that is missing."""
+    """Return the lines on whether the unchanged batch fits.
+
+    If it does not fit, they say how much memory is missing.
+    """
     attempt, sure = advice.unchanged, f"at confidence {advice.unchanged.estimate.budget.confidence:g}"
     if attempt.fits:
         how = ", though with allocator retries, which take time" if _retries(attempt) else ""
@@ -58,7 +63,10 @@ def _verdict(advice: Advice) -> list[str]:
 
 
 def _sets(advice: Advice) -> list[Block]:
-    """Return a table of the sets of changes that make the batch fit, or a paragraph if no set does."""
+    """Return a table of the sets of changes that make the batch fit.
+
+    If no set does, the result is a paragraph that says so.
+    """
     if not advice.sets:
         none = "No set of up to three changes makes it fit; take a smaller batch or a larger GPU"
         return [Paragraph(none, "bad")]
@@ -98,7 +106,7 @@ def _retries(attempt: Attempt) -> bool:
 
 
 def advice_to_json(advice: Advice, import_seconds: float) -> dict[str, Any]:
-    """Return the JSON object of `planner advise`; `needed_mib` is the least memory the allocator needs."""
+    """Return the JSON object of `planner advise`. `needed_mib` is the least memory the allocator needs."""
     unchanged = advice.unchanged
 
     def needed(attempt: Attempt) -> dict[str, Any]:

@@ -16,7 +16,10 @@ def cache_document(
     answers_limit_bytes: int,
     is_cleared: bool,
 ) -> Document:
-    """Return the report of `planner cache`: number and size of cached or deleted traces and cuDNN results."""
+    """Return the report of `planner cache`.
+
+    It has the number and size of the traces and of cuDNN's answers, either cached or just deleted.
+    """
     traces = f"{usage.entries} cached {'trace' if usage.entries == 1 else 'traces'}"
     queries = f"{answers.entries:,} {'answer' if answers.entries == 1 else 'answers'} of cuDNN"
     words = [

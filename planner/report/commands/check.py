@@ -43,7 +43,10 @@ def check_document(
     comparison: Comparison | None,
     seconds: float,
 ) -> Document:
-    """Return the report of `planner check`: verdicts with reasons, failures, changes since a revision."""
+    """Return the report of `planner check`.
+
+    It has verdicts with reasons, failures, and changes since a revision.
+    """
     reasons = [f"{subject(row)}: {row.judgement.reason}" for row in rows if row.judgement.reason]
     failed = [Entry("Not planned", f"{failure.job.name}: {failure.why}") for failure in failures]
     return Document.of(
@@ -128,7 +131,7 @@ def _change_cells(change: CheckChange, comparison: Comparison) -> Iterator[Cell 
 
 
 def change_text(change_bytes: int) -> str:
-    """Return a change in bytes as signed text in MiB or GiB, or "none" if the change is 0.
+    """Return a change in bytes as signed text in MiB or GiB, or "none" if 0.
 
     >>> change_text(1288490189), change_text(-5 * 2**20), change_text(0)
     ('+1.2 GiB', '-5.0 MiB', 'none')
@@ -140,7 +143,10 @@ def change_text(change_bytes: int) -> str:
 
 
 def module_text(change: CheckChange) -> str:
-    """Return the name and the change of the module that changes most, as text, or "" if it is unknown."""
+    """Return text on the module that changes most, or "" if it is unknown.
+
+    The text is the module's name and its change, such as `fc (+1.2 GiB)`.
+    """
     module = change.module
     if module is None:
         return ""
@@ -148,13 +154,16 @@ def module_text(change: CheckChange) -> str:
 
 
 def place_text(change: CheckChange) -> str:
-    """Return a text on the module that changes most, `in module fc (+1.2 GiB)`, or "" if it is unknown."""
+    """Return text on the module that changes most, such as `in module fc (+1.2 GiB)`.
+
+    The text is "" if the module is unknown.
+    """
     is_in_module = change.module is not None and change.module.name
     return f"{'in module ' if is_in_module else ''}{module_text(change)}"
 
 
 def subject(row: CheckRow) -> str:
-    """Return the subject of a verdict, such as `finetune at batch 64 on RTX 4090`."""
+    """Return the job, batch and GPU of a verdict as text. An example: `finetune at batch 64 on RTX 4090`."""
     return f"{row.job.name} at batch {row.job.batch:,} on {row.place}"
 
 

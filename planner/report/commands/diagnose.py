@@ -1,4 +1,7 @@
-"""The report of `planner diagnose`: the cause, the live memory, and settings that would have helped."""
+"""The report of `planner diagnose`, on why a run was out of memory.
+
+It has the cause, the live memory, and settings that would have helped.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -24,7 +27,7 @@ _CAUSES = {
 
 
 def diagnosis_document(diagnosis: Diagnosis, seconds: float, advice: Report | None) -> Document:
-    """Return the report of `planner diagnose`, followed by the advice on the job if `advice` is given."""
+    """Return the report of `planner diagnose`, followed by `advice` if not None."""
     title = "It was not the memory of a GPU" if diagnosis.is_of_host else _CAUSES[diagnosis.cause]
     head = Headline((title, Entry("Because", diagnosis.reason)), "neutral")
     return Document.of(

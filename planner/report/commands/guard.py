@@ -16,7 +16,10 @@ from planner.report.units import NAME_WIDTH, SCHEMA, mib_column, mib_text
 def guard_document(
     estimate: Estimate | None, observation: Observation, steps: int, remarks: Sequence[str]
 ) -> Document:
-    """Return the report on a training run's measured peaks, with planned peaks if `estimate` is given."""
+    """Return the report on a training run's measured peaks.
+
+    They are compared with the planned peaks if `estimate` is not None.
+    """
     seen = observation
     if estimate is None:
         answer = f"Guard: {_ending(seen, steps)}; there is no plan to hold it against"
@@ -52,7 +55,7 @@ def guard_to_json(
     stored: Path | None,
     remarks: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the JSON object of a guard's result; `errors` are estimated / measured - 1."""
+    """Return the JSON object of a guard's result. `errors` are estimated / measured - 1."""
     seen = observation
     run = None if estimate is None else Verification(estimate, seen)
     return {

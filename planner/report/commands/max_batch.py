@@ -78,7 +78,10 @@ def _headline(plan: Plan) -> Lines:
 
 
 def none_text(least: str, failure: Estimate | None, *, smallest_trains: bool) -> str:
-    """Return a phrase saying that not even the smallest batch or size fits at the confidence."""
+    """Return a phrase on the smallest batch or size if it does not fit at the confidence.
+
+    It may be likely to fit, or not known to fit.
+    """
     why = ", the smallest that trains" if smallest_trains else ""
     if failure is not None and failure.answer is Answer.LIKELY:
         return f"though {least} likely fits ({likely_text(failure.p_out_of_memory)}){why}"
@@ -88,12 +91,15 @@ def none_text(least: str, failure: Estimate | None, *, smallest_trains: bool) ->
 
 
 def retrying_remark(lead: Estimate) -> str:
-    """Return a remark on an answer that needs, or may need, retries."""
+    """Return a remark that no batch or size is sure to run without retries."""
     return ", none runs without retries" if lead.retry_costs else ", none is sure to run without retries"
 
 
 def retrying_entry(largest: str, retrying: Estimate) -> Entry:
-    """Return an entry with the largest batch or size that fits with retries, expected or possible."""
+    """Return an entry with the largest batch or size that fits with retries.
+
+    The retries are expected or only possible.
+    """
     if retrying.retry_costs:
         cost = f"at the cost of retries: {retries_text(retrying.retry_costs)}"
         return Entry("With retries", f"{largest}, {cost}")
@@ -103,7 +109,7 @@ def retrying_entry(largest: str, retrying: Estimate) -> Entry:
 
 
 def _multiple(plan: Plan) -> Lines:
-    """Return an entry with `multiple_of` and the largest batch of any size, or [] if `multiple_of` is 1."""
+    """Return an entry on `multiple_of`, or [] if it is 1. The entry has the largest batch of any size."""
     if plan.multiple_of == 1:
         return []
     fits, at_ease = plan.largest_of_any_size, plan.comfortable_of_any_size
@@ -112,7 +118,7 @@ def _multiple(plan: Plan) -> Lines:
 
 
 def _beyond(failure: Estimate, largest: int) -> Headline:
-    """Return a headline with the memory of the smallest failing batch and the place of its failure."""
+    """Return a headline on the smallest failing batch. It has the place where the batch fails."""
     odd = ", though larger ones do" if failure.run.batch < largest else ""
     if failure.answer is not Answer.DOES_NOT_FIT:
         answer = f"{batch_answer(failure)}, not at confidence {failure.budget.confidence:g}{odd}"
@@ -123,7 +129,7 @@ def _beyond(failure: Estimate, largest: int) -> Headline:
 
 
 def plan_to_json(plan: Plan, import_seconds: float) -> dict[str, Any]:
-    """Return the JSON object of `planner max-batch`; `probes` has the outcome of each batch tried."""
+    """Return the JSON object of `planner max-batch`. `probes` has the outcome of each batch tried."""
     return {
         **job_to_report(plan.job, plan.budget),
         "method": Method.TRACE.value,
@@ -135,7 +141,7 @@ def plan_to_json(plan: Plan, import_seconds: float) -> dict[str, Any]:
 
 
 def search_to_json(plan: "Plan | CommandPlan", nested: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-    """Return the JSON keys of a batch search; `nested` converts the result at one batch size."""
+    """Return the JSON keys of a batch search. `nested` converts the result at one batch size."""
     sides = {name: getattr(plan, name) for name in ("at_max", "at_comfortable", "first_failure")}
     return {
         "max_batch": plan.search.largest,

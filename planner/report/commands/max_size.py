@@ -74,7 +74,7 @@ def size_text(size: Size) -> str:
 
 
 def max_size_to_json(plan: SizePlan, import_seconds: float) -> dict[str, Any]:
-    """Return the JSON object of `planner max-size`; `probes` has the outcome of each size tried."""
+    """Return the JSON object of `planner max-size`. `probes` has the outcome of each size tried."""
     sides = {name: getattr(plan, name) for name in ("at_max", "at_comfortable", "first_failure")}
     sizes = {"max_size": plan.largest, "comfortable_size": plan.comfortable}
     sizes |= {"answer_size": plan.comfortable or plan.largest}

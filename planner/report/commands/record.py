@@ -1,4 +1,4 @@
-"""The report of `planner record`: the histories in a snapshot, and the files written."""
+"""The report of `planner record`, on a snapshot's histories and the files written."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ _MOST_SITES = 12
 
 
 class RecordedHistory(Protocol):
-    """A history of allocator events, with the result of its replay."""
+    """A history of allocator events and the result of replaying it."""
 
     @property
     def history(self) -> History: ...
@@ -66,7 +66,7 @@ def _start_bytes(history: History) -> tuple[int, int]:
 
 
 def _places(history: History) -> list[str]:
-    """Return the distinct lines of code, with their functions, that a history names."""
+    """Return the distinct lines of code in a history, with their functions."""
     return list(dict.fromkeys(f"{site.module} {site.op}".strip() for site in history.sites if site.module))
 
 

@@ -1,4 +1,7 @@
-"""The report of `planner replay`: the memory readings of a process, printed as in the notebook."""
+"""The report of `planner replay`, with the memory readings of a process.
+
+Readings are printed as in the notebook.
+"""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -13,7 +16,10 @@ from planner.report.units import SCHEMA, attributes, mib_text, with_mib
 
 
 def _torch_line(reading: MemoryReading) -> str:
-    """Return a reading as the notebook's `print_memory_torch` prints it, without NVML's column."""
+    """Return a memory reading in the format of the notebook's `print_memory_torch`.
+
+    NVML's column is left out.
+    """
     allocated, peak = reading.allocated_bytes / MIB, reading.peak_allocated_bytes / MIB
     reserved = (reading.reserved_bytes or 0) / MIB
     return (
@@ -23,7 +29,10 @@ def _torch_line(reading: MemoryReading) -> str:
 
 
 def _tensorflow_line(reading: MemoryReading) -> str:
-    """Return a reading as the notebook's `print_memory_tf` prints it, without the last column."""
+    """Return a memory reading in the format of the notebook's `print_memory_tf`.
+
+    The last column is left out.
+    """
     now, peak = reading.allocated_bytes / MIB, reading.peak_allocated_bytes / MIB
     return f"{reading.label}: current = {now:.1f} MiB, peak = {peak:.1f}MiB"
 
@@ -31,7 +40,10 @@ def _tensorflow_line(reading: MemoryReading) -> str:
 def process_document(
     process: Process, log: ProcessLog, framework: str, assumptions: Sequence[str]
 ) -> Document:
-    """Return the report of `planner replay`: readings under headings, a failed request, and assumptions."""
+    """Return the report of `planner replay`.
+
+    It has readings under headings, the failed request if there is one, and assumptions.
+    """
     line = _torch_line if framework == "torch" else _tensorflow_line
     sections = (
         [Verbatim([*([f"## {name}"] if name else []), *map(line, readings)])]

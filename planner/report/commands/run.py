@@ -1,4 +1,7 @@
-"""The reports of commands on emulated GPUs: `planner run` and `planner max-batch -- COMMAND`."""
+"""The reports of `planner run` and `planner max-batch -- COMMAND`.
+
+Both run a command on emulated GPUs.
+"""
 
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,7 +41,7 @@ _VERDICTS = {
 
 
 def run_document(run: EmulatedRun, explained: ExplainedRun | None = None) -> Document:
-    """Return the report of `planner run`, with a breakdown of the peak if the run was explained."""
+    """Return the report of `planner run`. It has a breakdown of the peak if the run was explained."""
     largest = run.largest
     stopped = f"; stopped after {largest.step_count} optimizer steps" if largest.was_stopped else ""
     ran = _what_ran(run, f"; exit code {run.exit_code}{stopped}")
@@ -63,7 +66,7 @@ def _what_ran(of: EmulatedRun | CommandPlan, ended: str = "") -> tuple[Entry, En
 
 
 def _failure_entries(failure: OutOfMemory | None) -> tuple[Entry, ...]:
-    """Return an entry with the place where memory ran out, or () if memory did not run out."""
+    """Return an entry on where memory ran out, or () if it did not."""
     if failure is None:
         return ()
     parts = [
@@ -78,7 +81,7 @@ def _failure_entries(failure: OutOfMemory | None) -> tuple[Entry, ...]:
 
 
 def _crash_entries(run: EmulatedRun) -> tuple[Entry, ...]:
-    """Return an entry on a crash of the command after its script had ended, or () if it did not crash."""
+    """Return an entry on a crash after the script ended, or () without a crash."""
     if not run.crash:
         return ()
     text = f"{run.crash}, after the script had ended and its record was whole: not for want of GPU memory"
@@ -96,7 +99,10 @@ def _table(title: str, rows: Iterable[tuple[str, Peaks]]) -> Table:
 
 
 def _peaks(run: EmulatedRun) -> list[Block]:
-    """Return a table of each process's peaks on each GPU, and a line for each GPU that processes share."""
+    """Return a table of the peaks of each process on each GPU.
+
+    A line follows for each GPU that processes share.
+    """
     several = len(run.records) > 1
     names = [f"rank {one.rank}, GPU {one.card}" if several else "whole run" for one in run.records]
     table = _table("Peak", [(name, record.peak) for name, record in zip(names, run.records, strict=True)])
@@ -109,7 +115,10 @@ def _peaks(run: EmulatedRun) -> list[Block]:
 
 
 def _strays(run: EmulatedRun, shared: SharedCard) -> str:
-    """Return a hint that some processes on a shared GPU use another GPU too, "" if none or all of them do."""
+    """Return a hint on processes that use a shared GPU besides another GPU.
+
+    Returns "" if none or all of the shared GPU's processes do so.
+    """
     elsewhere = {(one.rank, one.pid) for one in run.records if one.card != shared.card}
     here = (one for one in run.records if one.card == shared.card)
     strays = [one for one in here if (one.rank, one.pid) in elsewhere]
@@ -234,7 +243,7 @@ def _listed(batches: Sequence[int]) -> str:
 
 
 def run_to_json(run: EmulatedRun, explained: ExplainedRun | None = None) -> dict[str, Any]:
-    """Return the JSON object of `planner run`, with a breakdown of the peak if the run was explained."""
+    """Return the JSON object of `planner run`. It has a breakdown of the peak if the run was explained."""
     largest = run.largest
     notes = () if explained is None else explained.notes
     return {
@@ -301,7 +310,7 @@ def _failure_to_json(failure: OutOfMemory | None) -> dict[str, Any] | None:
 
 
 def command_plan_to_json(plan: CommandPlan) -> dict[str, Any]:
-    """Return the JSON object of `planner max-batch -- COMMAND`; values such as `at_max` are emulated runs."""
+    """Return the JSON object of `planner max-batch -- COMMAND`. Values such as `at_max` are emulated runs."""
     return {
         "schema": SCHEMA,
         "emulated": True,

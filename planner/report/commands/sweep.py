@@ -20,7 +20,10 @@ _Cells = Mapping[tuple[str, str, str], GpuFigures]  # by model, recipe and GPU
 
 
 def sweep_document(table: SweepTable) -> Document:
-    """Return the report, with a table for each model: largest batches without retries by GPU and recipe."""
+    """Return the report of `planner sweep`, with a table for each model.
+
+    A table has the largest batches without retries, by GPU and recipe.
+    """
     grid = table.grid
     cells = {(cell.model, cell.recipe, cell.figures.gpu): cell.figures for cell in table.cells}
     closing: list[Block] = [
@@ -67,7 +70,7 @@ def _batch(cell: GpuFigures | None) -> str:
 
 
 def sweep_to_json(table: SweepTable) -> dict[str, Any]:
-    """Return the JSON object of `planner sweep`; MiB are rounded to 0.001."""
+    """Return the JSON object of `planner sweep`. MiB are rounded to 0.001."""
     return {
         "schema": SCHEMA,
         "about": table.grid.about,
@@ -81,7 +84,7 @@ def sweep_to_json(table: SweepTable) -> dict[str, Any]:
 
 
 def sweep_to_csv(table: SweepTable) -> str:
-    """Return the cells as CSV: a header and one line per cell; a figure is empty if no batch fits."""
+    """Return the cells as CSV, with one line per cell after a header. A figure is empty if no batch fits."""
     return csv_text(_names(), (cell.row() for cell in table.cells))
 
 

@@ -1,1 +1,4 @@
-"""The HTML page of an explained run; it needs plotly and Jinja."""
+"""The HTML page of an explained run.
+
+It needs plotly and Jinja.
+"""

@@ -1,7 +1,8 @@
-"""Draw the figures of the page: timeline, breakdown, batch curve and modules; needs plotly.
+"""Draw the figures of the HTML page with plotly.
 
-Levels are MiB as floats, which are exact: bytes are whole and far below 2**53. A trace whose `meta` has `ink`
-is drawn in the text colour of the page, which the page's script knows.
+They are the timeline, the breakdown, the batch curve and the modules. Levels are MiB as floats, which are
+exact: bytes are whole and far below 2**53. A trace whose `meta` has `ink` is drawn in the text colour of the
+page, which the page's script knows.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,7 +26,7 @@ Figure = dict[str, Any]  # `data` and `layout`, as Plotly.newPlot takes them
 
 
 def make_figure(traces: list[Any], **layout: Any) -> Figure:
-    """Return a figure of traces with a layout, checked by plotly.
+    """Return a plotly figure of `traces` as a dict that plotly has checked.
 
     Raises ValueError for a property that plotly does not know.
     """
@@ -55,9 +56,10 @@ def _axis(title: str, name: str) -> dict[str, Any]:
 
 
 def timeline_figure(explanation: Explanation, trace: Trace) -> Figure:
-    """Return the timeline: categories stacked under the line of reserved memory, over the trace's events.
+    """Return a figure of the memory over the trace's events.
 
-    About `MOST_POINTS` events are drawn if the trace has more.
+    Categories are stacked under the line of reserved memory. About `MOST_POINTS` events are drawn if the
+    trace has more.
     """
     timeline = explanation.timeline
     points = thin(timeline, MOST_POINTS)
@@ -84,18 +86,18 @@ def timeline_figure(explanation: Explanation, trace: Trace) -> Figure:
 
 
 def _line(name: str, x: list[int], y: list[int], line: Mapping[str, Any], **others: Any) -> Any:
-    """Return a line trace for plotly through the levels `y`, which are given in bytes and drawn in MiB."""
+    """Return a plotly line through the levels `y`. The levels are given in bytes and drawn in MiB."""
     others = {"hovertemplate": _HOVER, **others}
     return go.Scatter(x=x, y=[level / MIB for level in y], name=name, mode="lines", line=line, **others)
 
 
 def allocations_of(trace: Trace) -> Mapping[int, Alloc]:
-    """Return a mapping from each block of a trace to the block's allocation event."""
+    """Return the allocation event of each block in a trace."""
     return {event.block: event for event in trace.events if isinstance(event, Alloc)}
 
 
 def _happening(trace: Trace, allocations: Mapping[int, Alloc], index: int) -> str:
-    """Return a description of the event at `index`, for the hover text."""
+    """Return the hover text for the trace's event at `index`."""
     event: Event = trace.events[index]
     if isinstance(event, PhaseStart):
         return f"step {event.step}, {event.phase} begins"
@@ -115,7 +117,10 @@ def escape_hover(text: str) -> str:
 
 
 def _phases(timeline: Timeline) -> tuple[list[Any], list[Any]]:
-    """Return lines at the starts of steps and phases, and labels of steps and of wide enough phases."""
+    """Return the vertical lines and the labels for steps and phases.
+
+    Lines are at the starts, and narrow phases have no label.
+    """
     total = len(timeline.allocated_bytes)
     ends = [*(index for index, _ in timeline.marks), total][1:]
     shapes, names, before = [], [], 0
@@ -142,7 +147,7 @@ def _name(x: float, text: str, height: float, side: str) -> dict[str, Any]:
 
 
 def breakdown_figure(parts: Mapping[str, int]) -> Figure:
-    """Return a figure of the process's memory as one horizontal bar, stacked by category."""
+    """Return a figure of the process's memory: one bar, stacked by category."""
     bars = [
         go.Bar(
             x=[size_bytes / MIB],
@@ -170,7 +175,7 @@ def breakdown_figure(parts: Mapping[str, int]) -> Figure:
 
 
 def curve_figure(curve: BatchCurve) -> Figure:
-    """Return the figure of memory against batch size on the chosen GPU.
+    """Return the figure of memory by batch size on the chosen GPU.
 
     The page's script draws the limits and the marker, and replaces the curves if another GPU is chosen.
     """
@@ -201,7 +206,7 @@ def curve_figure(curve: BatchCurve) -> Figure:
 
 @dataclass(slots=True)
 class _Leaf:
-    """The blocks of one category that one operator requested in one module."""
+    """The blocks of a category that an operator requested in a module."""
 
     size_bytes: int = 0
     blocks: int = 0
@@ -209,9 +214,10 @@ class _Leaf:
 
 
 def modules_figure(explanation: Explanation, model: str) -> Figure:
-    """Return an icicle chart of modules, whose leaves are operators' blocks, coloured by category.
+    """Return an icicle chart of the memory of modules.
 
-    Rectangles of modules have no colour: the page's script gives them the colour of its panels.
+    Its leaves are operators' blocks, coloured by category. Rectangles of modules have no colour: the page's
+    script gives them the colour of its panels.
     """
     rows = list(_module_rows(explanation, model))
     node = go.Icicle(

@@ -1,6 +1,7 @@
-"""Write a self-contained HTML page that shows where the memory goes; needs plotly and Jinja.
+"""Write a self-contained HTML page that shows where the memory goes.
 
-The page contains its data as JSON, in whole bytes except for the figures, whose levels are MiB.
+It needs plotly and Jinja. The page contains its data as JSON, in whole bytes except for the figures, whose
+levels are MiB.
 """
 
 import json
@@ -52,14 +53,17 @@ def save_page(
     curve: BatchCurve | None,
     path: Path,
 ) -> None:
-    """Write the page to a file; if `curve` is None, the page shows a single batch. Raises DataFileError."""
+    """Write the HTML page of an explained run to a file.
+
+    The page shows a single batch if `curve` is None. Raises DataFileError.
+    """
     save(path, page_html(summary, explanation, trace, limits, curve).encode(), "the page")
 
 
 def page_html(
     summary: Summary, explanation: Explanation, trace: Trace, limits: DisplayLimits, curve: BatchCurve | None
 ) -> str:
-    """Return the page as HTML."""
+    """Return the HTML page of an explained run."""
     loader = FileSystemLoader(ASSETS)
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -87,7 +91,7 @@ def page_html(
 
 
 def _embedded(data: dict[str, Any]) -> Markup:
-    """Return the data as JSON, escaped so that no text in it can close the page's script element."""
+    """Return the data as JSON that is safe inside the page's script element."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
@@ -96,7 +100,7 @@ def _embedded(data: dict[str, Any]) -> Markup:
 
 
 def _cells(table: Table) -> Iterator[list[tuple[Column, Cell, str]]]:
-    """Yield each row without its bar as a list of (column, cell, colour).
+    """Yield each row as a list of (column, cell, colour), without its bar.
 
     The colour is the bar's for the first cell, and empty for all others.
     """
@@ -108,7 +112,7 @@ def _cells(table: Table) -> Iterator[list[tuple[Column, Cell, str]]]:
 
 
 def _tensors(explanation: Explanation, top: int) -> Table:
-    """Return a table of the `top` largest blocks, with more columns than the table for terminals."""
+    """Return a table of the `top` largest blocks. It has more columns than the table for terminals."""
     titles = ("category", "tensor", "operator and module", "source")
     rows = [
         (
@@ -138,7 +142,10 @@ def _workspaces(explanation: Explanation, top: int) -> Table:
 
 
 def _choices(curve: BatchCurve) -> list[tuple[str, list[tuple[int, str]]]]:
-    """Return the curve's GPUs grouped by product line, each GPU as (index in the curve, name)."""
+    """Return the curve's GPUs as (product line, GPUs), in fixed order.
+
+    Each GPU is (index in the curve, name).
+    """
     groups: dict[str, list[tuple[int, str]]] = {}
     for number, card in enumerate(curve.cards):
         device = card.budget.device
@@ -155,7 +162,10 @@ def _choices(curve: BatchCurve) -> list[tuple[str, list[tuple[int, str]]]]:
 def page_data(
     summary: Summary, explanation: Explanation, trace: Trace, curve: BatchCurve | None
 ) -> dict[str, Any]:
-    """Return the data for the page's script: sizes in bytes, verdicts, figures and the batch curve."""
+    """Return the data for the page's script.
+
+    They are sizes in bytes, texts of verdicts, figures and the batch curve.
+    """
     run = explanation.run
     figures = {
         "breakdown": breakdown_figure(summary.parts),
@@ -180,7 +190,10 @@ def page_data(
 
 
 def _card(card: DeviceCurve) -> dict[str, Any]:
-    """Return the data of one GPU and the columns of its points, in bytes; an unlimited size is None."""
+    """Return the data of a GPU and its curve for the page's script.
+
+    Sizes are in bytes; an unlimited size is None.
+    """
     budget = card.budget
     room = max_reserved_bytes(budget.limits)
     return {
@@ -194,7 +207,10 @@ def _card(card: DeviceCurve) -> dict[str, Any]:
 
 
 def _about(card: DeviceCurve) -> str:
-    """Return a sentence on a GPU's memory and calibration, or a hint to choose a GPU if none is selected."""
+    """Return a sentence on a GPU's memory and calibration.
+
+    It is a hint to choose a GPU if none is selected.
+    """
     budget, device = card.budget, card.budget.device
     if is_endless(device.usable):
         return "No GPU is selected: choose one above."

@@ -1,4 +1,7 @@
-"""Create, label and save the axes of pictures; the suffix of the path selects the format."""
+"""Create, label and save the axes of pictures.
+
+The suffix of the path selects the format.
+"""
 
 import io
 from pathlib import Path
@@ -15,7 +18,7 @@ _LABEL_POINTS, _TITLE_POINTS = 11, 12
 
 
 def make_axes(height_inches: float) -> Axes:
-    """Return the axes of a new picture of the given height."""
+    """Return the axes of a new picture."""
     figure = Figure(figsize=(_WIDTH_INCHES, height_inches), dpi=_DPI, layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
@@ -30,7 +33,7 @@ def label_axes(axes: Axes, title: str, x: str, y: str = "", pad: float | None = 
 
 
 def save_picture(axes: Axes, path: Path) -> None:
-    """Write the picture to a file, including all that is drawn outside the axes. Raises DataFileError."""
+    """Write the picture to a file, with all that is outside the axes. Raises DataFileError."""
     content, figure = io.BytesIO(), axes.get_figure(root=True)
     assert figure is not None
     figure.savefig(content, format=path.suffix.removeprefix("."), bbox_inches="tight")

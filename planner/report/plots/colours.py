@@ -1,4 +1,7 @@
-"""The colours of pictures, based on Okabe and Ito (2008): distinct for the colour-blind and in grey."""
+"""The colours of pictures, distinct for the colour-blind and in grey.
+
+They are based on Okabe and Ito (2008).
+"""
 
 from planner.program import Category
 

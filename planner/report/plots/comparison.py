@@ -1,4 +1,4 @@
-"""Draw the picture of `planner compare`; needs matplotlib (the extra `plot`)."""
+"""Draw the picture of `planner compare` with matplotlib (the extra `plot`)."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,10 @@ _SIZES_END, _ERRORS_END = 1.09, 1.24  # right ends of the columns of figures, as
 
 
 def draw_comparison(comparison: Comparison, path: Path) -> None:
-    """Save a picture with a bar for each estimator and lines at measured values. Raises DataFileError."""
+    """Save a picture that compares estimators with measured values.
+
+    It has a bar for each estimator, and lines at measured values. Raises DataFileError.
+    """
     axes = make_axes(4.4)
     _bars(axes, comparison)
     _truth(axes, comparison)
@@ -25,7 +28,7 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
 
 
 def _bars(axes: Axes, comparison: Comparison) -> None:
-    """Draw each estimator's bar, and write its size and its error in two columns to the right of the axes."""
+    """Draw a bar for each estimator, with its size and error on the right."""
     beside = axes.get_yaxis_transform()
     rows = comparison.rows
     for place, row in enumerate(rows):
@@ -41,9 +44,10 @@ def _bars(axes: Axes, comparison: Comparison) -> None:
 
 
 def _truth(axes: Axes, comparison: Comparison) -> None:
-    """Draw a line at the measured allocated peak, and a short line at the measured reserved memory, if known.
+    """Draw lines at the measured values.
 
-    Draws nothing if no measured value is stored.
+    The line at the allocated peak spans all bars; the line at the reserved memory is short. Draws nothing if
+    no measured value is stored.
     """
     if comparison.measured is None:
         return

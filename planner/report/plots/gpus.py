@@ -1,4 +1,7 @@
-"""Draw the picture of `planner gpus`: peak memory against batch size, with a line for each GPU."""
+"""Draw the picture of `planner gpus`.
+
+It shows the peak memory by batch size, with a line for each GPU.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -25,9 +28,10 @@ _LABEL_SHARE = 0.048  # share of the axes' height that one name needs
 
 
 def draw_gpus(table: FleetTable, path: Path) -> None:
-    """Save a picture of the job's memory curve and the GPUs that run the job, or a selection of many GPUs.
+    """Save a picture of the job's memory curve and the GPUs that run it.
 
-    Raises UsageError if no GPU runs the job, DataFileError if the file cannot be written.
+    Only a selection is drawn if many GPUs run the job. Raises UsageError if no GPU runs the job,
+    DataFileError if the file cannot be written.
     """
     cards = sorted((fit for fit in table.fits if fit.max_batch), key=_memory)
     if not cards:
@@ -38,7 +42,7 @@ def draw_gpus(table: FleetTable, path: Path) -> None:
 
 
 def draw_on(axes: Axes, table: FleetTable, cards: list[DeviceFit]) -> None:
-    """Draw the job's memory curve and the given GPUs on axes, with a title and a legend."""
+    """Draw the job's memory curve and GPUs, with a title and a legend."""
     batches, sizes = zip(*curve(table), strict=True)
     levels = [size_bytes / GIB for size_bytes in sizes]
     axes.plot(batches, levels, color=OWN, linewidth=2.2, zorder=3, label=CURVE)
@@ -51,7 +55,10 @@ def draw_on(axes: Axes, table: FleetTable, cards: list[DeviceFit]) -> None:
 
 
 def named_cards(cards: list[DeviceFit]) -> list[DeviceFit]:
-    """Return all GPUs if they are few, else the smallest, the largest and well-known GPUs in between."""
+    """Return the GPUs to name in the picture, by ascending memory.
+
+    They are all GPUs if they are few, else the smallest, the largest and well-known GPUs in between.
+    """
     if len(cards) <= _MOST_LABELS:
         return cards
     whole = [fit for fit in cards if not _is_slice(fit)] or cards
@@ -70,7 +77,10 @@ def _memory(fit: DeviceFit) -> int:
 
 
 def _renown(fit: DeviceFit) -> tuple[int, int, int, str]:
-    """Return a sort key that puts well-known GPUs first: by product line, then newer and faster GPUs."""
+    """Return a sort key that puts well-known GPUs first.
+
+    The order is by product line, then newer and faster GPUs.
+    """
     device = fit.budget.device
     about, (major, minor) = device.about, device.capability
     if about is None:
@@ -86,7 +96,10 @@ def _is_slice(fit: DeviceFit) -> bool:
 
 
 def _cards(axes: Axes, cards: list[DeviceFit]) -> None:
-    """Draw each GPU's memory as a line, its batch as a dot, and its largest batch and name on the right."""
+    """Draw a line at each GPU's memory, and a dot at its batch.
+
+    On the right are the largest batch and the name.
+    """
     top = max(fit.max_batch for fit in cards)
     heights = [_memory(fit) / GIB for fit in cards]
     axes.set_ylim(0, 1.06 * max(heights))
@@ -104,7 +117,10 @@ def _cards(axes: Axes, cards: list[DeviceFit]) -> None:
 
 
 def _dot(fit: DeviceFit) -> dict[str, Any]:
-    """Return the style and the legend text of a GPU's dot, which is hollow if the batch fits with retries."""
+    """Return the style and the legend text of a GPU's dot.
+
+    The dot is hollow if the batch fits with retries.
+    """
     plain = {"marker": "o", "markersize": 5, "linestyle": "none", "color": OWN}
     if fit.outcome is Outcome.FITS_WITH_RETRIES:
         return {**plain, "markerfacecolor": "white", "label": DOTS_WITH_RETRIES}
@@ -119,7 +135,10 @@ def _legend(axes: Axes) -> None:
 
 
 def _apart(heights: list[float], ceiling: float) -> list[float]:
-    """Return the heights at which to write the names: the lines' heights, moved if names would overlap."""
+    """Return the heights for GPU names, moved apart so that no names overlap.
+
+    `heights` are ascending, and no result exceeds `ceiling`.
+    """
     step = _LABEL_SHARE * ceiling
     placed: list[float] = []
     for height in heights:

@@ -1,4 +1,7 @@
-"""Draw a run's allocated memory by category, and its reserved memory, over its events; needs matplotlib."""
+"""Draw a run's memory over its events with matplotlib.
+
+The picture has the allocated memory by category, and the reserved memory.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,10 @@ _LETTER = 0.0108  # a letter's share of the picture's width: a phase narrower th
 
 
 def draw_timeline(explanation: Explanation, caption: str, path: Path) -> None:
-    """Save a picture of allocated memory, stacked by category, and reserved memory. Raises DataFileError."""
+    """Save a picture of a run's memory over its events.
+
+    It has the allocated memory, stacked by category, and the reserved memory. Raises DataFileError.
+    """
     axes = make_axes(4.6)
     _levels(axes, explanation.timeline)
     _phases(axes, explanation.timeline)
@@ -40,7 +46,10 @@ def _levels(axes: Axes, timeline: Timeline) -> None:
 
 
 def _phases(axes: Axes, timeline: Timeline) -> None:
-    """Draw a line at the start of each step and phase; label steps, and phases wider than their names."""
+    """Draw a line at the start of each step and phase, with labels.
+
+    Phases narrower than their names have no label.
+    """
     total, before = len(timeline.allocated_bytes), 0
     ends = [*(index for index, _ in timeline.marks), total][1:]
     for (start, mark), end in zip(timeline.marks, ends, strict=True):

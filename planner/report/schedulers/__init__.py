@@ -1,1 +1,1 @@
-"""Requests for GPUs in the formats of schedulers: Slurm, Kubernetes, SkyPilot and Ray."""
+"""Requests for GPUs in the formats of Slurm, Kubernetes, SkyPilot and Ray."""

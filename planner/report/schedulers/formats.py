@@ -1,4 +1,7 @@
-"""Write a table of GPUs as a request to a scheduler, in the format that --format names."""
+"""Convert a table of GPUs to a request for a scheduler.
+
+The scheduler is named by --format.
+"""
 
 from collections.abc import Callable
 
@@ -19,9 +22,9 @@ FORMATS: dict[str, Callable[[Request], str]] = {
 
 
 def scheduler_text(table: FleetTable | ClusterTable, scheduler: str) -> str:
-    """Return the request for GPUs in a scheduler's format, or a comment if no GPU runs the job.
+    """Return a scheduler's request for the GPUs that run the job.
 
-    Raises UsageError for an unknown scheduler.
+    It is only a comment if no GPU does. Raises UsageError for an unknown scheduler.
     """
     if scheduler not in FORMATS:
         raise UsageError(f"--format {scheduler}: give one of {', '.join(FORMATS)}")

@@ -1,4 +1,7 @@
-"""Write Jobs for Kubernetes clusters whose nodes have the labels of NVIDIA's gpu-feature-discovery."""
+"""Write requests for GPUs as Kubernetes Jobs.
+
+The cluster's nodes must have the labels of NVIDIA's gpu-feature-discovery.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +14,10 @@ _PRODUCT, _MEMORY = "nvidia.com/gpu.product", "nvidia.com/gpu.memory"
 
 
 def kubernetes_text(request: Request) -> str:
-    """Return YAML documents, one Job for each combination of resource, node count and GPUs per node."""
+    """Return alternative Kubernetes Jobs as YAML documents.
+
+    There is one for each combination of resource, node count and GPUs per node.
+    """
     import yaml
 
     naming = Naming.of(request, "nvml")
@@ -62,10 +68,11 @@ def _job(resource: str, nodes: int, per_node: int, needs: Sequence[Need], naming
 
 
 def _terms(needs: Sequence[Need], naming: Naming) -> list[list[dict[str, Any]]]:
-    """Return alternative conditions on nodes: one for all unambiguous products, one for each other product.
+    """Return alternative conditions on a node's GPU product.
 
-    The name of a product is ambiguous if smaller GPUs outside of the request share the name; the condition
-    excludes these GPUs by their memory.
+    One is for all unambiguous products together, and each other product has its own. The name of a product is
+    ambiguous if smaller GPUs outside of the request share the name; the condition excludes these GPUs by
+    their memory.
     """
     plain: list[str] = []
     shared: list[list[dict[str, Any]]] = []

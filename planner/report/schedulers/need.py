@@ -1,4 +1,4 @@
-"""List the GPUs that run a job, and find the scheduler names that no other GPU shares."""
+"""List the GPUs that run a job, and their names for schedulers."""
 
 from collections.abc import Iterable, Mapping
 from typing import Self
@@ -35,14 +35,14 @@ class Need(Struct, frozen=True):
 
 
 class Request(Struct, frozen=True):
-    """A request to a scheduler: alternative needs, one of which suffices."""
+    """A request to a scheduler, which any one of its needs satisfies."""
 
     title: str
     needs: tuple[Need, ...]
 
 
 def request_of_fleet(table: FleetTable) -> Request:
-    """Return a request for one GPU of any kind that runs the job, with the kinds in the table's order."""
+    """Return a request for one GPU, of any kind that runs the job. The kinds are in the table's order."""
     which = "its largest batch on each GPU" if table.batch is None else f"batch {table.batch:,}"
     needs = [
         Need(fit.budget.device, 1, 1, _figures(
@@ -55,9 +55,9 @@ def request_of_fleet(table: FleetTable) -> Request:
 
 
 def request_of_clusters(table: ClusterTable) -> Request:
-    """Return a request for the fewest GPUs of each kind, in ascending order of their number.
+    """Return a request for the fewest GPUs of each kind that run the job.
 
-    If the table has advice, the request is for its first plan.
+    The kinds are sorted by the number of GPUs. If the table has advice, the request is for its first plan.
     """
     rows = table.rows if table.advice is None else (table.advice.plans,)
     needs = []
@@ -89,7 +89,7 @@ def _pinned(table: FleetTable, batch: int, device: Device) -> int:
 
 
 class Naming(Struct, frozen=True):
-    """The names of GPUs in a scheduler's vocabulary."""
+    """GPU names that a scheduler uses."""
 
     needs: tuple[Need, ...]
     names: Mapping[str, tuple[str, ...]]  # the scheduler's names by the names of the database
@@ -97,16 +97,16 @@ class Naming(Struct, frozen=True):
 
     @classmethod
     def of(cls, request: Request, vocabulary: Vocabulary) -> Self:
-        """Return the names of all known GPUs in a scheduler's vocabulary, for the needs of a request."""
+        """Return the GPU names in a scheduler's vocabulary, for a request."""
         known = (*load_devices(), *load_other_devices())
         return cls(request.needs, load_names(vocabulary), known)
 
     def of_device(self, device: Device) -> tuple[str, ...]:
-        """Return all names of a GPU or, for a MIG slice, of the whole GPU."""
+        """Return all names of a GPU. For a MIG slice, they are the names of the whole GPU."""
         return known_names(device, self.names)
 
     def strangers(self, name: str) -> list[Device]:
-        """Return the known GPUs that share the name and are not among the request's GPUs."""
+        """Return the GPUs outside the request that have the name `name`."""
         running = {need.device.name for need in self.needs}
         return [
             device
@@ -115,7 +115,10 @@ class Naming(Struct, frozen=True):
         ]
 
     def own(self, need: Need) -> list[str]:
-        """Return the names of a need's GPU that no GPU outside the request shares, or [] for a MIG slice."""
+        """Return the names that identify a need's GPU, or [] for a MIG slice.
+
+        GPUs outside the request do not have these names.
+        """
         if mig_slice(need.device) is not None:
             return []
         return [name for name in self.of_device(need.device) if not self.strangers(name)]
@@ -127,6 +130,6 @@ def comment(lines: Iterable[str]) -> str:
 
 
 def unnamed(needs: Iterable[Need], scheduler: str) -> list[str]:
-    """Return one line that lists the needs' GPUs as unnamed by the scheduler, or [] if `needs` is empty."""
+    """Return one line on GPUs without a name, or [] if `needs` is empty."""
     names = ", ".join(need.device.name for need in needs)
     return [f"also, without a name of their own in {scheduler}: {names}"] if names else []

@@ -1,4 +1,7 @@
-"""Write options for Ray's tasks and trainers, with Ray's constants of accelerator_type."""
+"""Write requests for GPUs as options of Ray's tasks and trainers.
+
+The names are Ray's constants of accelerator_type.
+"""
 
 from collections.abc import Sequence
 
@@ -6,7 +9,10 @@ from planner.report.schedulers.need import Naming, Need, Request, comment, unnam
 
 
 def ray_text(request: Request) -> str:
-    """Return Python code that lists arguments of `ray.remote` or, for several GPUs, `ScalingConfig`."""
+    """Return Python code with a list of alternative arguments for Ray.
+
+    They are for `ray.remote` or, if several GPUs are needed, for `ScalingConfig`.
+    """
     naming = Naming.of(request, "ray")
     named = [need for need in request.needs if naming.own(need)]
     left = [need for need in request.needs if need not in named]

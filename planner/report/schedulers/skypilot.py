@@ -1,4 +1,7 @@
-"""Write a task's resources for SkyPilot, with the GPU names of SkyPilot's catalogue."""
+"""Write requests for GPUs as the resources of a SkyPilot task.
+
+The GPU names are from SkyPilot's catalogue.
+"""
 
 from typing import Any
 
@@ -6,7 +9,10 @@ from planner.report.schedulers.need import Naming, Request, comment, unnamed
 
 
 def skypilot_text(request: Request) -> str:
-    """Return a YAML task for any kind of GPU that needs the fewest nodes; a comment lists the other kinds."""
+    """Return a YAML task for any of the GPUs that need the fewest nodes.
+
+    A comment lists the GPUs that need more nodes.
+    """
     import yaml
 
     naming = Naming.of(request, "skypilot")

@@ -1,4 +1,7 @@
-"""Write lines of a batch script for Slurm, with the types of AutoDetect=nvml (plugin gpu/nvml)."""
+"""Write requests for GPUs as lines of a Slurm batch script.
+
+Types have the names that AutoDetect=nvml (plugin gpu/nvml) gives.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,7 +11,10 @@ from planner.report.units import mib
 
 
 def slurm_text(request: Request) -> str:
-    """Return a batch script with the first request active and all others commented out with ##SBATCH."""
+    """Return a batch script with alternative requests, of which the first is active.
+
+    All others are commented out with ##SBATCH.
+    """
     naming = Naming.of(request, "nvml")
     types = {need: _types(need, naming) for need in request.needs}
     named = [need for need in request.needs if types[need]]
@@ -29,10 +35,11 @@ def slurm_text(request: Request) -> str:
 
 
 def _types(need: Need, naming: Naming) -> list[str]:
-    """Return a GPU's Slurm types: its names that no other GPU shares, in lower case with underscores.
+    """Return the Slurm types that identify a GPU.
 
-    The type of a MIG slice is the GPU's name up to its first hyphen, and the size of the slice, rounded to
-    GiB (src/plugins/gpu/nvml).
+    They are the GPU's names that no other GPU shares, in lower case with underscores. The type of a MIG slice
+    is the GPU's name up to its first hyphen, and the size of the slice, rounded to GiB
+    (src/plugins/gpu/nvml).
     """
     part = mig_slice(need.device)
     if part is None:
@@ -53,7 +60,10 @@ def _request(need: Need, name: str, word: str) -> list[str]:
 
 
 def _constraint(types: Mapping[Need, Sequence[str]]) -> list[str]:
-    """Return a commented request by node feature for any whole GPU, or [] unless all GPU counts are equal."""
+    """Return a commented request for any of the whole GPUs, by node feature.
+
+    Returns [] unless all of them have the same GPU count.
+    """
     whole = [need for need in types if mig_slice(need.device) is None]
     if len({need.gpus for need in whole}) != 1:
         return []

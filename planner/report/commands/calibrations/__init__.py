@@ -1,1 +1,4 @@
-"""Reports on stored calibrations, on runs that calibrate or verify, and on contributed measurements."""
+"""Reports of the commands on calibrations.
+
+They show stored calibrations, runs that calibrate or verify, and contributed measurements.
+"""

@@ -1,4 +1,4 @@
-"""The report of `planner report`: packed and written files, or problems of contributed files."""
+"""The report of `planner report`, which packs or checks contributed measurements."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,10 @@ _NEXT = (
 def contribution_document(
     packed: Sequence[str], written: Sequence[str], checked: Sequence[str], problems: Sequence[str]
 ) -> Document:
-    """Return the report of `planner report`: the result if files were checked, else the written files."""
+    """Return the report of `planner report`.
+
+    It shows the problems found if files were checked, else the written files.
+    """
     if checked:
         count = f"{len(checked)} file{'s' * (len(checked) > 1)}"
         if not problems:

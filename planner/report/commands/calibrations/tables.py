@@ -1,4 +1,7 @@
-"""The reports of `planner tables` and `planner calibrate`: runs, fitted line and residuals."""
+"""The reports of `planner tables` and `planner calibrate`.
+
+They show the runs, the fitted line and the residuals of each calibration.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +28,7 @@ class Folder:
 
 
 def tables_document(folders: Sequence[Folder], today: date) -> Document:
-    """Return the report of `planner tables`; folders are given in the order of look-up."""
+    """Return the report of `planner tables`. `folders` is in the order of look-up."""
     sections: list[list[Block]] = []
     for folder in folders:
         if count := len(folder.calibrations):
@@ -37,7 +40,10 @@ def tables_document(folders: Sequence[Folder], today: date) -> Document:
 
 
 def calibration_section(calibration: Calibration, today: date) -> list[Block]:
-    """Return the section on a calibration: origin, versions, fitted line (or why it was refused), runs."""
+    """Return the report's section on a calibration.
+
+    It has the job, the origin, the versions, the fitted line or why it was refused, and a table of runs.
+    """
     entries = (
         ("Job", describe_job(calibration.key.job)),
         ("From", _origin(calibration, today)),
@@ -69,7 +75,10 @@ def tables_to_json(folders: Sequence[Folder], today: date) -> dict[str, Any]:
 
 
 def calibration_to_json(calibration: Calibration, today: date) -> dict[str, Any]:
-    """Return the JSON object of a calibration; `fit` or `refused` is null, and MiB are rounded to 0.001."""
+    """Return the JSON object of a calibration.
+
+    Either `fit` or `refused` is null, and MiB are rounded to 0.001.
+    """
     key, fit = calibration.key, calibration.fit
     return {
         "model": key.job.model.name,
@@ -88,7 +97,7 @@ def calibration_to_json(calibration: Calibration, today: date) -> dict[str, Any]
 
 
 def _age_days(calibration: Calibration, today: date) -> int | None:
-    """Return a calibration's age in days, at least 0, or None if `when` is not an ISO date."""
+    """Return a calibration's age in days, or None if `when` is not an ISO date. The age is at least 0."""
     try:
         return max(0, (today - date.fromisoformat(calibration.when)).days)
     except ValueError:
@@ -163,7 +172,7 @@ def _run_row(run: dict[str, Any]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Campaign:
-    """The result of one call of `planner calibrate`: new runs, limits, calibrations and failures."""
+    """The result of one call of `planner calibrate`."""
 
     folder: Path
     new: int  # number of new runs in this call
@@ -176,7 +185,7 @@ class Campaign:
 
 
 def campaign_document(campaign: Campaign) -> Document:
-    """Return the report of `planner calibrate`: new runs, limits, failures and each calibration."""
+    """Return the report of `planner calibrate`. It shows new runs, limits, failures and each calibration."""
     count = f"{campaign.new} new run{'' if campaign.new == 1 else 's'}"
     head: list[Block] = [Paragraph(f"{count}, saved in {campaign.folder}")]
     if campaign.left:

@@ -1,4 +1,4 @@
-"""The reports of `planner verify`: runs on this machine's GPU compared with their predictions."""
+"""The reports of `planner verify`, which compare runs with their predictions."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ _FIGURES = (
 
 
 def verification_document(verification: Verification) -> Document:
-    """Return the report on a run compared with its estimate."""
+    """Return the report that compares a run with its estimate."""
     estimate, observation = verification.estimate, verification.observation
     start = _start(observation, estimate.budget.confidence, verification.holds)
     answer = f"{start}: batch {observation.batch} {_outcome(verification)}"
@@ -31,7 +31,7 @@ def verification_document(verification: Verification) -> Document:
 
 
 def limit_document(check: LimitCheck) -> Document:
-    """Return the report on a predicted largest batch compared with runs around it."""
+    """Return the report that compares a predicted largest batch with runs near it."""
     plan = check.plan
     observation = check.runs[0].observation if check.runs else None
     start = _start(observation, plan.budget.confidence, check.holds)
@@ -59,7 +59,7 @@ def _start(observation: Observation | None, confidence: float, holds: bool) -> s
 
 
 def _bracket(check: LimitCheck) -> str:
-    """Return a phrase with the range that the runs leave for the true largest batch."""
+    """Return a phrase with the range in which the runs show the largest batch to lie."""
     lived, died = check.lived, check.died
     if died is None:
         return f"{lived} ran as well, and nothing larger was tried" if lived else "nothing was tried"
@@ -69,7 +69,7 @@ def _bracket(check: LimitCheck) -> str:
 
 
 def _outcome(run: Verification) -> str:
-    """Return a phrase with the prediction for a run and its outcome."""
+    """Return a phrase on the predicted and the actual outcome of a run."""
     predicted = _PREDICTIONS[run.estimate.outcome.value]
     if not run.ran:
         return f"was {predicted} and ran out of memory"
@@ -77,7 +77,10 @@ def _outcome(run: Verification) -> str:
 
 
 def peaks_table(run: Verification) -> Table:
-    """Return a table of predicted and measured or emulated peaks, with the errors."""
+    """Return a table that compares a run's predicted peaks with its actual peaks.
+
+    The actual peaks are measured or emulated.
+    """
     estimate, seen = run.estimate, run.observation
     columns = (
         Column(seen.gpu, min_width=NAME_WIDTH),
@@ -103,7 +106,7 @@ def peaks_table(run: Verification) -> Table:
 
 
 def verification_to_json(verification: Verification, import_seconds: float) -> dict[str, Any]:
-    """Return the JSON object of `planner verify`; `errors` are estimated / measured - 1."""
+    """Return the JSON object of `planner verify`. `errors` are estimated / measured - 1."""
     seen = verification.observation
     return {
         "schema": SCHEMA,
@@ -119,15 +122,19 @@ def verification_to_json(verification: Verification, import_seconds: float) -> d
 
 
 def measured_figures(seen: Observation) -> dict[str, Any]:
-    """Return a run's figures in MiB as `measured` or, if the run was emulated, as `emulated`; one is None."""
+    """Return the JSON keys `measured` and `emulated`, one with a run's peaks in MiB.
+
+    The key that does not apply to the run is None.
+    """
     figures, emulated = attributes(seen, *_FIGURES), seen.source == "emulated"
     return {"measured": None if emulated else figures, "emulated": figures if emulated else None}
 
 
 def limit_to_json(check: LimitCheck, import_seconds: float) -> dict[str, Any]:
-    """Return the JSON object of `planner verify` without a batch; `runs` are objects of single runs.
+    """Return the JSON object of `planner verify` without a batch.
 
-    `true_largest` is the range of the true largest batch, as far as the runs show it.
+    `runs` are objects of single runs. `true_largest` is the range of the true largest batch, as far as the
+    runs show it.
     """
     observation = check.runs[0].observation if check.runs else None
     return {
@@ -144,7 +151,7 @@ def limit_to_json(check: LimitCheck, import_seconds: float) -> dict[str, Any]:
 
 
 def _verdict(observation: Observation | None, holds: bool) -> str:
-    """Return "held", "did not hold" or, for a run on an emulated GPU, "emulated".
+    """Return "held" or "did not hold", or "emulated" for an emulated run.
 
     An emulated GPU proves nothing about a real GPU's context and kernels.
     """

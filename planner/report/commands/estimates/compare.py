@@ -23,7 +23,10 @@ _FITS = {Outcome.FITS: "yes", Outcome.FITS_WITH_RETRIES: "retries", Outcome.DOES
 
 
 def comparison_document(comparison: Comparison) -> Document:
-    """Return the report of `planner compare`: all estimates, and the measured peak or why it is unknown."""
+    """Return the report of `planner compare`.
+
+    It shows all estimates, and the measured peak or why there is none.
+    """
     job, device, measured = comparison.job, comparison.budget.device, comparison.measured
     gpu = "" if is_endless(device.usable) else f", {device.name}"
     title = f"{job.model.name}, batch {comparison.batch}{gpu}: {describe_loop(job)}"
@@ -76,7 +79,10 @@ def _measured(measured: Measured) -> Iterator[tuple[str, float, str]]:
 
 
 def _printed(comparison: Comparison, measured: Measured) -> list[Block]:
-    """Return a paragraph with the errors relative to the printed peak, which includes earlier models."""
+    """Return a paragraph with the estimates' errors relative to the printed peak.
+
+    The printed peak includes the memory of earlier models.
+    """
     sizes = {row.key: row.size_bytes for row in comparison.rows}
     errors = [
         f"{NAMES[key]} {signed_percent(size / measured.printed_bytes - 1)}"
@@ -88,7 +94,7 @@ def _printed(comparison: Comparison, measured: Measured) -> list[Block]:
 
 
 def source_text(source: Source) -> str:
-    """Return the title, versions and GPU of the source of a measured figure, as text."""
+    """Return text on the source of a measured figure: title, versions and GPU."""
     shown = {"torch": "torch", "cuda": "CUDA"}
     versions = "".join(
         f", {shown[name]} {version}" for name, version in source.versions.items() if name in shown
@@ -97,7 +103,7 @@ def source_text(source: Source) -> str:
 
 
 def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
-    """Return the JSON object of `planner compare`; `error` is relative to the row's `against_mib`."""
+    """Return the JSON object of `planner compare`. `error` is relative to the row's `against_mib`."""
     return {
         **job_to_report(comparison.job, comparison.budget),
         "batch": comparison.batch,

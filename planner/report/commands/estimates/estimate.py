@@ -86,20 +86,23 @@ def estimate_document(estimate: Estimate, import_seconds: float) -> Document:
 
 
 def headline(estimate: Estimate, *entries: Entry) -> Headline:
-    """Return the headline with the verdict on a batch, the parts that are not planned, and `entries`."""
+    """Return the headline with the verdict on a batch, followed by `entries`.
+
+    It also names the parts of the job that are not planned.
+    """
     answer, own = verdict(estimate)
     return Headline((answer, *own, *left_out_entries(estimate), *entries), style_of(estimate))
 
 
 def left_out_entries(estimate: Estimate | None) -> list[Entry]:
-    """Return an entry that names the job's parts whose memory is not planned, or [] if all are planned."""
+    """Return an entry with the unplanned parts of the job, or [] if there are none."""
     notes = () if estimate is None else estimate.notes
     left_out = [note.removeprefix(LEFT_OUT_NOTE) for note in notes if note.startswith(LEFT_OUT_NOTE)]
     return [Entry("Not planned", "; ".join(left_out))] if left_out else []
 
 
 def style_of(estimate: Estimate) -> Style:
-    """Return the style ("good", "warning", "bad", "neutral") of a statement on whether a batch fits."""
+    """Return the style for the verdict on a batch, such as "good" or "bad"."""
     if estimate.answer is None:
         return "neutral"
     is_warning = estimate.answer in _UNSURE or estimate.step_limit is not None
@@ -107,14 +110,17 @@ def style_of(estimate: Estimate) -> Style:
 
 
 def exit_entries(estimate: Estimate | None) -> list[Entry]:
-    """Return an entry on exit code 1 if the batch likely fits or its fit is not known, else []."""
+    """Return an entry that explains exit code 1, or [] if the answer is certain.
+
+    The answer is uncertain if the batch likely fits, or if it is not known whether it fits.
+    """
     if estimate is None or estimate.answer not in _UNSURE:
         return []
     return [Entry("Exit code", f"1: it does not fit at confidence {estimate.budget.confidence:g}")]
 
 
 def verdict(estimate: Estimate) -> tuple[str, tuple[Entry, ...]]:
-    """Return the verdict on a batch as text, and entries on its failure, retries and risk."""
+    """Return the verdict on a batch as (text, entries). The entries are on its failure, retries and risk."""
     batch, process = estimate.run.batch, f"{mib_text(estimate.process_bytes)} MiB"
     if estimate.answer is None:
         return f"Batch {batch} takes {process} of GPU memory", ()
@@ -126,7 +132,7 @@ def verdict(estimate: Estimate) -> tuple[str, tuple[Entry, ...]]:
 
 
 def unlimited_text(estimate: Estimate) -> str:
-    """Return a clause on the memory that a failing batch would take without a memory limit.
+    """Return a clause on the memory that a batch would take without a limit.
 
     The allocated bytes are needed on any GPU; further reserved bytes may be released under a memory limit.
     """
@@ -153,7 +159,10 @@ def likely_text(p_out_of_memory: float | None) -> str:
 
 
 def until_text(estimate: Estimate) -> str:
-    """Return a clause on the step until which a batch with growing memory fits, or "" if all steps fit."""
+    """Return a clause on the last step that fits, or "" if all steps fit.
+
+    Steps stop fitting if memory grows with every step.
+    """
     limit = estimate.step_limit
     if limit is None:
         return ""
@@ -166,7 +175,10 @@ def until_text(estimate: Estimate) -> str:
 
 
 def retries_entries(estimate: Estimate) -> list[Entry]:
-    """Return an entry with the cost of expected retries, else of retries at the confidence, else []."""
+    """Return an entry with the cost of allocator retries, or [] if there are none.
+
+    If none are expected, it has the retries in the least memory at the confidence.
+    """
     if estimate.retry_costs:
         return [Entry("Retries", retries_text(estimate.retry_costs))]
     costs = estimate.retry_costs_at_confidence
@@ -176,7 +188,7 @@ def retries_entries(estimate: Estimate) -> list[Entry]:
 
 
 def scarce_text(estimate: Estimate) -> str:
-    """Return the phrase "in the least memory at confidence C", where C is the estimate's confidence."""
+    """Return the phrase "in the least memory at confidence C"."""
     return f"in the least memory at confidence {estimate.budget.confidence:g}"
 
 
@@ -195,9 +207,10 @@ def retries_text(costs: Sequence[RetryCost]) -> str:
 
 
 def risk_entries(*estimates: Estimate) -> list[Entry]:
-    """Return an entry with each batch's risk of running out of memory, or the reason why it is unknown.
+    """Return an entry with each batch's probability of running out of memory.
 
-    Returns [] if there is neither a probability nor a reason, such as in unlimited memory.
+    If it is unknown, the entry has the reason. Returns [] if there is neither a probability nor a reason,
+    such as in unlimited memory.
     """
     probabilities = dict.fromkeys(
         f"{probability_text(estimate.p_out_of_memory)} at batch {estimate.run.batch}{_steps_text(estimate)}"
@@ -216,14 +229,14 @@ def risk_entries(*estimates: Estimate) -> list[Entry]:
 
 
 def _steps_text(estimate: Estimate) -> str:
-    """Return as text the steps for which a probability holds, if memory grows up to a limit, else ""."""
+    """Return " in N steps" if growing memory limits the steps, else ""."""
     if estimate.growth is None or estimate.step_limit is None or estimate.outcome is Outcome.DOES_NOT_FIT:
         return ""
     return f" in {estimate.growth.steps} steps"
 
 
 def failure_entries(estimate: Estimate) -> list[Entry]:
-    """Return an entry with the place and size of the request that fails, or [] if no request fails."""
+    """Return an entry on the request that fails, or [] if none fails. It has the request's place and size."""
     if estimate.failed is None or estimate.failed.failure is None:
         return []
     failure = estimate.failed.failure
@@ -241,7 +254,10 @@ def failure_entries(estimate: Estimate) -> list[Entry]:
 
 
 def memory_sections(estimate: Estimate) -> list[list[Block]]:
-    """Return the sections on the batch, the phases of the job, the parts of the process, and the ranks."""
+    """Return the sections on the memory of an estimate.
+
+    They are the batch, the job's phases, the parts of the process and, if there are several, the ranks.
+    """
     own: list[list[Block]] = [
         [batch_table(estimate)],
         _phases_section(estimate),
@@ -251,7 +267,7 @@ def memory_sections(estimate: Estimate) -> list[list[Block]]:
 
 
 def _ranks_table(rows: Sequence[RankFigures]) -> Table:
-    """Return a table of the memory of ranks, with a row for each group of equal ranks."""
+    """Return a table of the ranks' memory, with a row for each group of equal ranks."""
     sizes = (
         (ranks_text(row.ranks), (row.peak_allocated_bytes, row.peak_reserved_bytes, row.process_bytes))
         for row in rows
@@ -260,7 +276,7 @@ def _ranks_table(rows: Sequence[RankFigures]) -> Table:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Return the numbers of ranks as text, consecutive numbers as a range."""
+    """Return the numbers of ranks as text, with ranges such as `0-3`."""
     parts: list[list[int]] = []
     for rank in ranks:
         if parts and rank == parts[-1][-1] + 1:
@@ -271,7 +287,10 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def batch_table(estimate: Estimate) -> Table:
-    """Return a table of the allocated, reserved and process peaks of a batch, and its pinned host memory."""
+    """Return a table of a batch's allocated, reserved and process peaks.
+
+    It has the pinned host memory too, if there is any.
+    """
     run, confidence = estimate.run, estimate.budget.confidence
     rows = [
         ("peak allocated", run.peak_allocated_bytes, "tensors and workspaces, as torch counts them"),
@@ -289,7 +308,10 @@ def batch_table(estimate: Estimate) -> Table:
 
 
 def _outside(estimate: Estimate) -> str:
-    """Return a phrase that names the parts of the process: reserved, CUDA context and, if used, NCCL."""
+    """Return a phrase that names what the process's memory consists of.
+
+    It is the reserved memory, the CUDA context and, on several GPUs, NCCL.
+    """
     return (
         "reserved and CUDA context"
         if estimate.budget.device.nccl is None
@@ -298,7 +320,10 @@ def _outside(estimate: Estimate) -> str:
 
 
 def _phases_section(estimate: Estimate) -> list[Block]:
-    """Return a table of the peaks of a job's phases, and paragraphs on unplanned phases and host memory."""
+    """Return the section with a table of the peaks in each phase of the job.
+
+    Paragraphs on unplanned phases and on host memory follow.
+    """
     rows = (
         (_PHASES[peak.phase], (peak.allocated_bytes, peak.reserved_bytes))
         for peak in estimate.phases
@@ -314,7 +339,7 @@ def _phases_section(estimate: Estimate) -> list[Block]:
 
 
 def _host_text(host: HostMemory) -> str:
-    """Return a sentence on the host memory of a process, except pinned memory (see `batch_table`)."""
+    """Return a sentence on the host memory of a process. Pinned memory is in `batch_table`."""
     sizes = {
         "weights until they are on the GPU": host.weights_bytes,
         "each batch that a loader holds": host.batch_bytes,
@@ -344,7 +369,10 @@ def parts_table(parts: Mapping[str, int]) -> Table:
 
 
 def closing_section(estimate: Estimate | None, seconds: Seconds, import_seconds: float) -> list[Block]:
-    """Return the last section of a report: the assumptions of the estimate, if given, and the time taken."""
+    """Return the last section of a report, with assumptions and the time taken.
+
+    The assumptions are left out if `estimate` is None.
+    """
     timing = timing_line(importing=import_seconds, tracing=seconds.trace, replaying=seconds.replay)
     return [timing] if estimate is None else [Bullets("Assumed", run_assumptions(estimate)), timing]
 
@@ -396,13 +424,13 @@ def plan_seconds_to_json(seconds: Seconds, import_seconds: float) -> dict[str, f
 
 
 def _rank(row: RankFigures) -> dict[str, Any]:
-    """Return the JSON value of one item of `ranks`: a group of ranks with equal figures."""
+    """Return the JSON value of a group of ranks with equal memory."""
     figures = attributes(row, "peak_allocated_mib", "peak_reserved_mib", "process_mib")
     return {"ranks": list(row.ranks), "fits": row.outcome.value, **figures}
 
 
 def _risk(likeness: Likeness) -> dict[str, Any]:
-    """Return the JSON value of `risk`: the basis of margins and probability without a calibration."""
+    """Return the JSON value of `risk`, the basis of the margins if nothing is calibrated."""
     margins = margins_of(likeness)
     own = margins.residuals
     return {
@@ -421,7 +449,10 @@ def _risk(likeness: Likeness) -> dict[str, Any]:
 
 
 def _steps(run: Replay) -> dict[str, float | None]:
-    """Return the JSON keys with the peaks of the first step and of later steps, null if not traced."""
+    """Return the JSON keys with the peaks of the first step and of later steps.
+
+    Peaks of steps that were not traced are null.
+    """
     peaks: dict[str, float | None] = {}
     for name in ("first_step", "later_steps"):
         step = attributes(getattr(run, name), "allocated_mib", "reserved_mib")
@@ -430,7 +461,7 @@ def _steps(run: Replay) -> dict[str, float | None]:
 
 
 def _phase(peak: JobPhasePeak) -> dict[str, Any]:
-    """Return the JSON value of one item of `phases`."""
+    """Return the JSON value of a phase's peaks."""
     figures = attributes(peak, "allocated_mib", "reserved_mib")
     peaks = {f"peak_{name}": figure for name, figure in figures.items()}
     return {"name": peak.phase.value, **peaks, "covered": peak.is_planned}

@@ -1,4 +1,4 @@
-"""The reports of estimates by methods other than the trace."""
+"""The reports of estimates that do not use a trace."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ _COUNTS = {
 
 
 def static_estimate_document(estimate: StaticEstimate, import_seconds: float) -> Document:
-    """Return the report of `planner estimate` by a method other than the trace."""
+    """Return the report of `planner estimate` if the method is not the trace."""
     is_bounded = estimate.budget.limits.allocator_limit_bytes is not None
     style: Style = "neutral" if not is_bounded else "good" if estimate.fits else "bad"
     return Document.of(
@@ -88,7 +88,7 @@ def _closing(estimate: StaticEstimate, seconds: float, import_seconds: float) ->
 
 
 def static_assumptions(estimate: StaticEstimate) -> tuple[str, ...]:
-    """Return the assumptions of an estimate by a method other than the trace."""
+    """Return the assumptions of an estimate that does not use a trace."""
     sure = f"{estimate.budget.confidence:g}"
     held = (
         "the total is held against what the card leaves to the allocator, as the method knows neither "
@@ -105,7 +105,7 @@ def static_assumptions(estimate: StaticEstimate) -> tuple[str, ...]:
 
 
 def static_estimate_to_json(estimate: StaticEstimate, import_seconds: float) -> dict[str, Any]:
-    """Return the JSON object of `planner estimate` by a method other than the trace.
+    """Return the JSON object of `planner estimate` if the method is not the trace.
 
     Values that such a method does not know are null.
     `peak_allocated_mib` is the estimator's total, and `terms_mib` has the terms of the sum under the
@@ -127,7 +127,10 @@ def static_estimate_to_json(estimate: StaticEstimate, import_seconds: float) -> 
 
 
 def formula_plan_to_json(plan: FormulaPlan, import_seconds: float) -> dict[str, Any]:
-    """Return the JSON object of `planner max-batch --method formula`, without probes and retries."""
+    """Return the JSON object of `planner max-batch --method formula`.
+
+    It has no probes and no results on retries.
+    """
     at_max = plan.at_max and static_estimate_to_json(plan.at_max, import_seconds)
     return {
         **job_to_report(plan.job, plan.budget),

@@ -1,4 +1,7 @@
-"""Report the differences between a trace and a GPU's recording: unmatched blocks and different lifetimes."""
+"""Report the differences between a trace and a GPU's recording.
+
+They are unmatched blocks, and matched blocks with different lifetimes.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +22,10 @@ _MEANING = {
 
 @dataclass(frozen=True, slots=True)
 class ExtraGroup:
-    """Equal blocks of one phase, module and operator that only the trace or only the recording has."""
+    """Equal blocks that only the trace or only the recording has.
+
+    They have the same phase, module, operator and size.
+    """
 
     kind: Kind
     phase: Phase
@@ -31,12 +37,12 @@ class ExtraGroup:
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of the group's blocks over all steps."""
+        """Return the sum of the blocks' bytes over all steps."""
         return self.size_bytes * len(self.steps)
 
 
 def group_extras(difference: Difference) -> list[ExtraGroup]:
-    """Return groups across steps of the blocks that only one side has, in descending order of bytes."""
+    """Return the unmatched blocks, grouped across steps, largest groups first."""
     groups: dict[tuple[Kind, Phase, str, str, int, str], list[int]] = {}
     for extra in difference.extras:
         key = (extra.kind, extra.phase, extra.module, extra.op, extra.size_bytes, extra.where)

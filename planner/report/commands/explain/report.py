@@ -1,4 +1,7 @@
-"""The report of `planner explain`; in its JSON, sizes that must add up are whole bytes."""
+"""The report of `planner explain`, on what takes the memory of a batch.
+
+In its JSON, sizes that must add up are whole bytes.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -53,7 +56,10 @@ def explanation_document(
 def breakdown_sections(
     parts: Mapping[str, int], explanation: Explanation, limits: DisplayLimits
 ) -> list[list[Block]]:
-    """Return the sections on the process by category, and on the peak by module and tensor."""
+    """Return the sections that break the memory down.
+
+    They show the process by category, and the peak by module and tensor.
+    """
     return [
         [parts_table(parts)],
         [*modules_tables(explanation, limits.depth)],
@@ -91,7 +97,7 @@ def explanation_to_json(
 
 
 def breakdown_to_json(explanation: Explanation, limits: DisplayLimits) -> dict[str, Any]:
-    """Return the JSON keys on the peak, the fragmentation and the phases of an explained run.
+    """Return the JSON keys that break down the memory of an explained run.
 
     `categories` and `modules` each add up to the allocated peak; `tensors` has the `limits.top` largest.
     """

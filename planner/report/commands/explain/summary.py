@@ -1,4 +1,7 @@
-"""Summarize a planned batch for the page and the pictures; `commands.run` summarizes an emulated run."""
+"""Summarize a planned batch for the HTML page and the pictures.
+
+`commands.run` summarizes an emulated run.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +20,7 @@ from planner.report.units import breakdown, is_endless, mib_text
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The texts and figures of an explained run that the page and the pictures show."""
+    """Texts and numbers that the page and the pictures show about an explained run."""
 
     name: str  # name of the model or the script
     title: str
@@ -34,7 +37,7 @@ class Summary:
 
     @property
     def process_bytes(self) -> int:
-        """Return the sum of the process's parts in bytes."""
+        """Return the process's memory in bytes, the sum of `parts`."""
         return sum(self.parts.values())
 
 

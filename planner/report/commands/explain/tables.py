@@ -1,4 +1,7 @@
-"""Build the tables of an explained run: its levels, and the peak by module and block."""
+"""Build the tables of an explained run.
+
+They show levels of memory, and the peak by module and block.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -20,12 +23,15 @@ OUTSIDE = "(outside of modules)"
 
 
 def peak_text(explanation: Explanation) -> str:
-    """Return a text with the size of the allocated peak, and its step, phase, module and operator."""
+    """Return text with the size of the allocated peak and the place where it occurs."""
     return f"{mib_text(explanation.run.peak_allocated_bytes)} MiB in {place_text(explanation.peak)}"
 
 
 def levels_table(explanation: Explanation) -> Table:
-    """Return a table of peaks and end levels by step, by phase of the peak's step, and of the evaluation."""
+    """Return a table of the peak and end levels of each step.
+
+    It also has the phases of the peak's step, and the evaluation.
+    """
     return figures_table("Highest levels", ("allocated", "reserved", "at the end"), _levels(explanation))
 
 
@@ -43,7 +49,10 @@ def _levels(explanation: Explanation) -> Iterator[tuple[str, tuple[int, int, int
 
 
 def fragmentation_table(explanation: Explanation) -> Table:
-    """Return a table of the memory at the reserved peak: reserved, allocated, gaps and free segments."""
+    """Return a table that splits the memory at the reserved peak.
+
+    It has the reserved and allocated bytes, the gaps between blocks, and the free segments.
+    """
     gaps = explanation.fragmentation
     largest = [
         f"{mib_text(gap.size_bytes)} of {mib_text(gap.segment_bytes)}" for gap in gaps.largest_gaps[:3]
@@ -62,7 +71,10 @@ def fragmentation_table(explanation: Explanation) -> Table:
 
 
 def modules_tables(explanation: Explanation, depth: int | None) -> list[Table]:
-    """Return a table of the module tree with shares of the allocated peak, or [] if the peak is 0."""
+    """Return a list with the table of modules, or [] if the allocated peak is 0.
+
+    The table has each module's memory and share at the peak.
+    """
     total = explanation.run.peak_allocated_bytes
     if not total:
         return []
@@ -78,7 +90,10 @@ def modules_tables(explanation: Explanation, depth: int | None) -> list[Table]:
 
 
 def shown_depth(explanation: Explanation, depth: int | None) -> int:
-    """Return the number of module levels to show: `depth` if given, else the most that fit in `MAX_LINES`."""
+    """Return how many levels of the module tree to show.
+
+    It is `depth` if not None, else the most for which the tree fits in `MAX_LINES`.
+    """
     if depth is not None:
         return depth
     modules, depth, lines = explanation.modules, 1, 0
@@ -91,7 +106,10 @@ def shown_depth(explanation: Explanation, depth: int | None) -> int:
 
 
 def _module_rows(share: ModuleShare, level: int, total: int) -> Iterator[tuple[Cell | str, ...]]:
-    """Yield the rows of the module tree below `share`, largest first, with small modules merged."""
+    """Yield the table rows of the modules below `share`, largest first.
+
+    Small modules are merged into one row.
+    """
     rows: list[tuple[int, ModuleShare | None]] = [(child.size_bytes, child) for child in share.children]
     if share.own_bytes and (level == 0 or share.children):
         rows.append((share.own_bytes, None))
@@ -133,14 +151,14 @@ def _own_roles(share: ModuleShare) -> dict[Category, int]:
 
 
 def tensors_section(explanation: Explanation, top: int) -> list[Block]:
-    """Return the section on the largest blocks in use at the peak, with lines of code if known."""
+    """Return the section on the `top` largest blocks in use at the peak."""
     columns = (Column(is_number=True, min_width=LISTED_WIDTH), Column(min_width=11), Column())
     rows = tuple(map(_block_row, explanation.blocks[:top]))
     return [Paragraph(tensors_title(explanation), "strong"), Table(columns, rows, indent=0)]
 
 
 def tensors_title(explanation: Explanation) -> str:
-    """Return the title of the list of blocks."""
+    """Return the title of the table of largest blocks."""
     return f"Largest of the {len(explanation.blocks):,} blocks in use at the peak"
 
 
@@ -155,7 +173,10 @@ def _block_row(block: LiveBlock) -> tuple[Cell | str, ...]:
 
 
 def _block_text(block: LiveBlock) -> str:
-    """Return a block's tensor, and the operator, module and step that requested the block, as text."""
+    """Return text on a block's tensor and the place that requested the block.
+
+    The place is the operator, module, step and phase.
+    """
     born = "" if block.phase is Phase.SETUP else f", step {block.step} {block.phase}"
     where = f" in {block.module}" if block.module else ""
     tensor = f"{held}  " if (held := tensor_text(block)) else ""
@@ -163,13 +184,16 @@ def _block_text(block: LiveBlock) -> str:
 
 
 def tensor_text(block: LiveBlock) -> str:
-    """Return a block's shape and type, such as `64x3x224x224 float32`, or "" if they are not known."""
+    """Return the shape and dtype of a block's tensor, or "" if unknown.
+
+    An example: `64x3x224x224 float32`.
+    """
     detail = block.detail
     return "" if detail is None or not detail.dtype else f"{shape_text(detail.shape)} {detail.dtype}"
 
 
 def block_to_json(block: LiveBlock) -> dict[str, Any]:
-    """Return the JSON object of a block; properties of its tensor that the trace does not have are null."""
+    """Return the JSON object of a block. Properties of the tensor are null if the trace lacks them."""
     fields = attributes(block.detail, "shape", "dtype", "source", "code")
     return {
         **attributes(block, "size_bytes", "requested_bytes", "category", "module", "op", "step", "phase"),

@@ -1,4 +1,7 @@
-"""Report the worst batch of sampled runs by category and module, and memory added by earlier steps."""
+"""Report the memory of the worst batch of sampled runs.
+
+It is shown by category and module, with the memory that earlier steps add.
+"""
 
 from typing import Any
 
@@ -28,7 +31,7 @@ def worst_batch_document(
     sequence: int,
     sampled: SampledRun,
 ) -> Document:
-    """Return the report of `planner explain` on samples of varying sizes."""
+    """Return the report of `planner explain` if the samples vary in size."""
     failure = sampled.replay.failure
     reason = "allocates most" if failure is None else f"runs out of memory in {place_text(failure)}"
     worst = Entry(
@@ -49,7 +52,7 @@ def worst_batch_document(
 
 
 def _added_table(explanation: Explanation, sampled: SampledRun) -> Table:
-    """Return a table that compares the peaks of the run with the peaks of its worst batch alone."""
+    """Return a table of the peaks of the run and of its worst batch alone."""
     alone, run = explanation.run, sampled.replay
     before = f"after the {sampled.worst_step - 1:,} steps before it, of other sizes"
     rows = [
@@ -76,7 +79,10 @@ def worst_batch_to_json(
     sequence: int,
     sampled: SampledRun,
 ) -> dict[str, Any]:
-    """Return the JSON object that explains the worst batch, with the plan of the sampled runs."""
+    """Return the JSON object of `planner explain` if the samples vary in size.
+
+    It explains the worst batch, and has the plan of the sampled runs.
+    """
     return {
         **explanation_to_json(estimate, explanation, None, limits, import_seconds),
         "worst": {

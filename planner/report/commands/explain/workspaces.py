@@ -1,4 +1,4 @@
-"""Report the workspaces of convolutions: layers, contents, and certainty."""
+"""Report the layers, sizes and contents of convolutions' workspaces."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -39,7 +39,7 @@ def workspaces_section(estimate: Estimate, explanation: Explanation, top: int) -
 
 
 def workspaces_title(explanation: Explanation) -> str:
-    """Return the title of the list of workspaces."""
+    """Return the title of the table of largest workspaces."""
     return f"Largest of the {len(explanation.workspaces):,} workspaces of convolutions"
 
 
@@ -54,7 +54,10 @@ def workspace_text(one: LayerWorkspace) -> str:
 
 
 def parts_text(one: LayerWorkspace) -> str:
-    """Return the larger parts of a workspace as text, with the MiB of each part if several are large."""
+    """Return a text that names the larger parts of a workspace.
+
+    If several parts are large, each has its MiB.
+    """
     parts = list(_parts(one.parts))
     named = [part for part in parts if part[1] >= _MIN_BYTES] or parts[:1]
     if len(named) == 1:
@@ -103,7 +106,7 @@ def certainty(estimate: Estimate, explanation: Explanation) -> str:
 
 
 def workspaces_to_json(estimate: Estimate, explanation: Explanation, top: int) -> dict[str, Any]:
-    """Return the JSON object of the `top` largest workspaces; `consists_of` adds up to `size_bytes`."""
+    """Return the JSON object of the `top` largest workspaces. `consists_of` adds up to `size_bytes`."""
     workspaces = explanation.workspaces
     source = None
     if workspaces:

@@ -1,4 +1,4 @@
-"""The reports of `planner gpus --global-batch` and of splits on a cluster."""
+"""The report of `planner gpus --global-batch`, and texts on splits over a cluster."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -26,7 +26,7 @@ _COLUMNS = (
 
 
 def clusters_document(table: ClusterTable) -> Document:
-    """Return the report on the GPUs for a global batch.
+    """Return the report of `planner gpus --global-batch`.
 
     The report lists the fewest GPUs of each kind, several splits if there is one kind of GPU, or all splits
     that fit the GPUs of a given cluster.
@@ -139,7 +139,7 @@ def _legend(table: ClusterTable) -> list[Block]:
 
 
 def clusters_to_json(table: ClusterTable) -> dict[str, Any]:
-    """Return the report of `planner gpus --global-batch` as a JSON object, with MiB rounded to 0.001."""
+    """Return the JSON object of `planner gpus --global-batch`. MiB are rounded to 0.001."""
     return {
         "schema": SCHEMA,
         "model": table.job.model.name,

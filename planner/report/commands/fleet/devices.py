@@ -1,4 +1,4 @@
-"""The report of `planner devices`: figures of GPUs with their sources."""
+"""The report of `planner devices`, on the memory of GPUs and its sources."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -22,7 +22,10 @@ _COLUMNS = (
 
 
 def devices_document(devices: Sequence[Device]) -> Document:
-    """Return a table of GPUs or, for up to three GPUs, all figures of each with their sources."""
+    """Return the report of `planner devices`: a table with a row for each GPU.
+
+    Up to three GPUs are shown in full instead, with the sources of all figures.
+    """
     if not devices:
         none = "No card of the database matches; any other is planned for with --gpu-mib N"
         return Document.of([Paragraph(none)])

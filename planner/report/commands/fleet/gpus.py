@@ -84,7 +84,10 @@ def _answer(table: FleetTable) -> Entry:
 
 
 def _likely(table: FleetTable) -> Iterator[Entry]:
-    """Yield an entry with the GPUs that likely fit a batch, and an entry with the GPUs not known to fit."""
+    """Yield entries with the GPUs that may fit a batch, but not at the confidence.
+
+    One entry has the GPUs that likely fit, one the GPUs not known to fit.
+    """
     for answer, title in ((Answer.LIKELY, "Likely fits"), (Answer.NOT_KNOWN, "Not known")):
         named = [
             f"batch {fit.batch} on {fit.budget.device.name}"
@@ -97,7 +100,10 @@ def _likely(table: FleetTable) -> Iterator[Entry]:
 
 
 def _row(table: FleetTable, fit: DeviceFit, most: int) -> tuple[Cell | str, ...]:
-    """Return the row of a GPU; the bar shows the largest batch or, with --batch, the share of memory used."""
+    """Return the table row of a GPU.
+
+    The bar shows the largest batch or, with --batch, the share of memory used.
+    """
     device, outcome = fit.budget.device, _outcome(fit, table)
     taken = fit.process_bytes / device.usable.value
     share = fit.comfortable_batch / max(1, most) if table.batch is None else taken
@@ -131,7 +137,10 @@ def _has_costs(table: FleetTable) -> bool:
 
 
 def _prices(table: FleetTable, fit: DeviceFit) -> list[str]:
-    """Return the cells of price, cost and instance that the table's columns require."""
+    """Return the cells for price, cost and instance, or [] without a price file.
+
+    The cost is left out if the table has no such column.
+    """
     quote = table.quotes.get(fit.budget.device.name, Quote())
     offer, cost = quote.offer, quote.per_million_samples
     if table.prices is None:
@@ -145,9 +154,10 @@ def _prices(table: FleetTable, fit: DeviceFit) -> list[str]:
 
 
 def _outcome(fit: DeviceFit, table: FleetTable) -> Outcome:
-    """Return the outcome of the batch by which a GPU's row is coloured.
+    """Return the outcome that sets the colour of a GPU's row.
 
-    It is the batch of --batch, else the largest batch without retries, else the largest batch that fits.
+    It is the outcome of the batch of --batch, else of the largest batch without retries, else of the largest
+    batch that fits.
     """
     if not fit.max_batch:
         return Outcome.DOES_NOT_FIT
@@ -156,7 +166,10 @@ def _outcome(fit: DeviceFit, table: FleetTable) -> Outcome:
 
 
 def _sure(fit: DeviceFit) -> str:
-    """Return one word for the calibration, with a "*" unless the GPU's memory is published or measured."""
+    """Return one word for how well calibrated a GPU's figures are.
+
+    It ends in "*" unless the GPU's memory is published or measured.
+    """
     correction = fit.budget.correction
     words = {"exact": "measured", "same GPU": "near", "same architecture": "related"}
     if correction is None or correction.fit is None:
@@ -189,7 +202,10 @@ def _legend(table: FleetTable) -> list[str]:
 
 
 def _price_legend(table: FleetTable) -> list[str]:
-    """Return the legend of the prices, and the GPU names in the price file that the database lacks."""
+    """Return the legend of the prices, or [] without a price file.
+
+    A second line has the GPU names in the price file that the database lacks.
+    """
     if table.prices is None:
         return []
     whole = "USD/h: the cheapest instance with the GPU, paid for whole; - where the file has no price"
@@ -241,7 +257,10 @@ def _prices_to_json(prices: PriceList | None) -> dict[str, Any] | None:
 
 
 def gpus_to_csv(table: FleetTable) -> str:
-    """Return the table as CSV, a header and one line per GPU; instances are separated by semicolons."""
+    """Return the table as CSV, with one line per GPU after a header.
+
+    Instances are separated by semicolons.
+    """
     rows = [_row_to_json(table, fit) for fit in table.fits]
     for row in rows:
         row["capability"] = ".".join(map(str, row["capability"]))
@@ -250,7 +269,10 @@ def gpus_to_csv(table: FleetTable) -> str:
 
 
 def _source(fit: DeviceFit) -> str:
-    """Return the source of a GPU's margins: a calibration, else published runs, else why neither applies."""
+    """Return text on the source of a GPU's margins.
+
+    It is a calibration, else published runs, else the reason why neither applies.
+    """
     correction = fit.budget.correction
     if correction is None:
         likeness = fit.budget.likeness

@@ -50,7 +50,10 @@ def _verdict(advice: VaryingAdvice) -> list[str]:
 
 
 def _table(advice: VaryingAdvice) -> Table:
-    """Return a table of the largest batch and the risk, unchanged and with each change by itself."""
+    """Return a table of the largest batch and the risk under each single change.
+
+    The first row is the unchanged recipe.
+    """
     columns = [
         Column("Each change by itself", min_width=_NAME_WIDTH),
         Column(f"largest{unit_of(advice.unchanged.training.job)}", is_number=True),
@@ -115,6 +118,6 @@ def varying_advice_to_json(advice: VaryingAdvice, import_seconds: float) -> dict
 
 
 def _risk(risk: RunRisk | None) -> dict[str, Any] | None:
-    """Return the JSON object of a risk without `runs`, or None if `risk` is None."""
+    """Return the JSON object of a risk, or None if `risk` is None. It lacks the key `runs`."""
     whole = risk_to_json(risk)
     return whole and {name: value for name, value in whole.items() if name != "runs"}

@@ -1,4 +1,4 @@
-"""The reports of `planner max-batch` and `planner estimate` on samples of varying sizes."""
+"""The reports on samples of varying sizes, of `planner max-batch` and `planner estimate`."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -49,14 +49,17 @@ def varying_document(plan: VaryingPlan, import_seconds: float) -> Document:
 
 
 def style(plan: VaryingPlan) -> Style:
-    """Return the style of the verdict on a plan."""
+    """Return the style of the verdict: "good", "bad", or "neutral" without a limit."""
     if plan.sides[0].budget.limits.allocator_limit_bytes is None:
         return "neutral"
     return "good" if plan.sides[0].largest else "bad"
 
 
 def verdict(plan: VaryingPlan) -> Lines:
-    """Return the results under both allocator configurations, and the risk under the user's configuration."""
+    """Return the lines with the result under each allocator configuration.
+
+    A last line has the risk under the user's configuration.
+    """
     mine, other = plan.sides
     unit = unit_of(plan.job)
     sure = f"over {plan.job.samples.run_steps:,} steps"
@@ -75,12 +78,12 @@ def verdict(plan: VaryingPlan) -> Lines:
 
 
 def unit_of(job: Job) -> str:
-    """Return the unit of a job's batch sizes: " tokens" if batches are filled by tokens, else ""."""
+    """Return " tokens" if batches are filled by tokens, else ""."""
     return " tokens" if job.samples.batching is Batching.TOKENS else ""
 
 
 def largest_text(side: VaryingSide, unit: str) -> str:
-    """Return the largest batch and the confidence as text, or a text saying that no batch fits."""
+    """Return text with the largest batch at the confidence, or that none fits."""
     sure = f"at confidence {side.budget.confidence:g}"
     return f"{side.largest:,}{unit} {sure}" if side.largest else f"none {sure}, not even 1 lives"
 
@@ -100,7 +103,10 @@ def _lives(plan: VaryingPlan, side: VaryingSide) -> str:
 
 
 def risk_text(risk: RunRisk) -> str:
-    """Return the probability of running out of memory and its standard error as text."""
+    """Return text with the probability of running out of memory.
+
+    Its standard error is appended unless it is tiny.
+    """
     error = risk.standard_error
     around = "" if not error or error < 0.0005 else f" +- {100 * error:.1f}"
     return f"{probability_text(risk.probability)}{around}"
@@ -111,7 +117,7 @@ def _name(side: VaryingSide) -> str:
 
 
 def sides_table(plan: VaryingPlan) -> Table:
-    """Return a table of the memory of sampled runs under both configurations of the allocator."""
+    """Return a table of the sampled runs' memory under each allocator configuration."""
     columns = (
         Column("Sampled runs", min_width=NAME_WIDTH),
         Column("batch", is_number=True),
@@ -143,7 +149,10 @@ def sides_table(plan: VaryingPlan) -> Table:
 
 
 def _sampled(at: RunRisk) -> Table:
-    """Return a table of the sampled runs: steps, largest and critical size, reserved peak and end."""
+    """Return a table with a row for each sampled run.
+
+    The columns are its steps, largest and critical size, reserved peak and end.
+    """
     columns = (
         Column(f"Runs at batch {at.batch:,}", min_width=NAME_WIDTH),
         Column("steps", is_number=True),
@@ -201,7 +210,7 @@ def _assumptions(plan: VaryingPlan) -> Iterator[str]:
 
 
 def sampling_assumptions(plan: VaryingPlan) -> Iterator[str]:
-    """Yield sentences on how batches were drawn and replayed."""
+    """Yield sentences on how batches were sampled and replayed."""
     job, sizes = plan.job, plan.sizes
     low, high = _size_text(sizes.smallest), _size_text(sizes.largest)
     file, seed = job.samples.sizes, job.samples.seed
@@ -222,7 +231,10 @@ def sampling_assumptions(plan: VaryingPlan) -> Iterator[str]:
 
 
 def varying_to_json(plan: VaryingPlan, import_seconds: float) -> dict[str, Any]:
-    """Return the JSON object of a plan; `sides` has the user's allocator configuration first."""
+    """Return the JSON object of a plan for samples of varying sizes.
+
+    `sides` has the user's allocator configuration first.
+    """
     return {
         **job_to_report(plan.job, plan.sides[0].budget),
         "method": Method.TRACE.value,
@@ -254,7 +266,7 @@ def side_to_json(side: VaryingSide) -> dict[str, Any]:
 
 
 def risk_to_json(risk: RunRisk | None) -> dict[str, Any] | None:
-    """Return the JSON object of sampled runs and their risk, or None if `risk` is None."""
+    """Return the JSON object of the sampled runs' risk, or None if `risk` is None."""
     if risk is None:
         return None
     error = risk.standard_error

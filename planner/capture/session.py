@@ -9,7 +9,8 @@ from msgspec.structs import replace
 from torch import nn
 
 from planner.capture.capture_memory import CaptureMemory
-from planner.capture.cuda.devices.translation import Placement, planned_device
+from planner.capture.cuda.devices.placement import Placement
+from planner.capture.cuda.devices.translation import planned_device
 from planner.capture.distributed.other_ranks import OtherRanks
 from planner.capture.loop.precision import convert_inputs
 from planner.capture.models.lazy import initialise_lazy_modules

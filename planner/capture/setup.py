@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.capture.cuda.devices.placed import CacheEmptied, Called, Entry, Freed, Put, Replayed
-from planner.capture.cuda.devices.translation import (
+from planner.capture.cuda.devices.placement import (
     is_put_on_gpu,
     modules_on_cpu,
     placed_tensors,

@@ -15,7 +15,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed import distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel, distributed as data_parallel
 
-from planner.capture.cuda.devices.translation import put_off_until_recorded
+from planner.capture.cuda.devices.placement import put_off_until_recorded
 from planner.capture.cuda.names import Replacement
 from planner.errors import UsageError
 

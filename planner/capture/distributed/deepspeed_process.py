@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from planner.capture.cuda.devices.host_tensors import Side
+from planner.capture.cuda.devices.placement import Placement
 from planner.capture.cuda.devices.queries import Handle, Stream
-from planner.capture.cuda.devices.translation import Placement
 from planner.capture.cuda.streams import DEFAULT_STREAM
 from planner.capture.cuda.threads import caller_frame
 from planner.capture.distributed.process_group import process_group

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from planner.capture.cuda.devices.translation import innermost, is_put_on_gpu
+from planner.capture.cuda.devices.placement import innermost, is_put_on_gpu
 from planner.capture.patching import patched
 
 

@@ -13,16 +13,10 @@ from torch.nn.parameter import is_lazy
 from torch.utils import swap_tensors
 from torch.utils.weak import WeakIdKeyDictionary
 
+from planner.capture.cuda.devices.factories import keep_default_device
 from planner.capture.cuda.devices.placed import PlacedResults, PlacedTensors
-from planner.capture.cuda.devices.translation import (
-    META,
-    Placement,
-    is_put_on_gpu,
-    keep_default_device,
-    placed_devices_shown,
-    placed_tensors,
-    planned_device,
-)
+from planner.capture.cuda.devices.placement import META, Placement, is_put_on_gpu, placed_tensors
+from planner.capture.cuda.devices.translation import placed_devices_shown, planned_device
 from planner.capture.models.adapter_types import adapters_like_weights
 from planner.capture.patching import patched
 from planner.capture.wrapped import is_wrapped, parts, with_parts

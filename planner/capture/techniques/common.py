@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from planner.capture.cuda.backend_settings import notes_on_settings
-from planner.capture.cuda.devices.translation import Placement
+from planner.capture.cuda.devices.placement import Placement
 from planner.capture.distributed.other_ranks import OtherRanks
 from planner.capture.models.accelerate_state import own_accelerate_state
 from planner.capture.models.library_versions import notes_on_versions

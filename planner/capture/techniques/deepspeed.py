@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from planner.capture.cuda.devices.translation import Placement
+from planner.capture.cuda.devices.placement import Placement
 from planner.capture.distributed.deepspeed_process import deepspeed_process, import_deepspeed
 from planner.capture.distributed.other_ranks import OtherRanks
 from planner.capture.loop.batches import batch_loader, evaluation_loader

@@ -14,7 +14,7 @@ from unittest import mock
 
 from torch import Tensor, distributed
 
-from planner.capture.cuda.devices.translation import Placement
+from planner.capture.cuda.devices.placement import Placement
 from planner.capture.cuda.names import Names, Replacement
 from planner.capture.cuda.threads import caller_frame
 from planner.capture.distributed import (

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from planner.capture.cuda.devices.host_tensors import Side
-from planner.capture.cuda.devices.translation import is_put_on_gpu, modules_on_cpu
+from planner.capture.cuda.devices.placement import is_put_on_gpu, modules_on_cpu
 from planner.capture.cuda.optimizers.libraries import optimizer_libraries
 from planner.capture.loop.batches import batch_loader
 from planner.capture.loop.categories import set_categories, set_gradients

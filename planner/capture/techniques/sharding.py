@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from planner.capture.cuda.devices.translation import Placement
+from planner.capture.cuda.devices.placement import Placement
 from planner.capture.distributed.other_ranks import OtherRanks
 from planner.capture.distributed.process_group import process_group
 from planner.capture.loop.runtime import Batch, BatchLoader

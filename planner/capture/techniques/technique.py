@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from msgspec import Struct
 from torch import Tensor, nn
 
-from planner.capture.cuda.devices.translation import Placement
+from planner.capture.cuda.devices.placement import Placement
 from planner.capture.cuda.operators.semantics import Suspended
 from planner.capture.distributed.other_ranks import OtherRanks
 from planner.capture.loop.runtime import BatchLoader

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from planner.capture.cuda.devices.translation import Placement
+from planner.capture.cuda.devices.placement import Placement
 from planner.capture.models.meta_init import construct_on_meta, move_to_meta, parameters_on_meta
 from planner.capture.models.registry import FINDERS, build_model, complete_by_library, find_constructor
 from planner.capture.session import record

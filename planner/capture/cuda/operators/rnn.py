@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from planner.capture.cuda.devices.translation import is_on_host
+from planner.capture.cuda.devices.placement import is_on_host
 from planner.capture.operator_table import overload
 from planner.capture.workspaces.nn.rnn import FIRST_DROPOUT_DIM, MODE_NUMBERS, RnnSizes
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from planner.capture.cuda.devices.translation import pinned_like
+from planner.capture.cuda.devices.moves import pinned_like
 from planner.capture.cuda.optimizers.outside_memory import OutsideMemory
 from planner.capture.patching import all_patched, patched
 from planner.errors import UsageError

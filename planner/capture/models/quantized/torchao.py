@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from planner.capture.cuda.devices.placed import PlacedResults
-from planner.capture.cuda.devices.translation import innermost
+from planner.capture.cuda.devices.placement import innermost
 from planner.capture.models.libraries import import_library, quiet
 from planner.errors import ModelError, UsageError
 from planner.jobs import Job, Quantize, nearest

@@ -1,0 +1,120 @@
+"""Replace the functions that make tensors, so that `cuda` names the device of the capture."""
+
+import functools
+from collections.abc import Callable, Container
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from planner.capture.cuda.callers import is_of_torch
+from planner.capture.cuda.devices.host_tensors import Side
+from planner.capture.cuda.devices.names import names_cpu, names_gpu
+from planner.capture.cuda.devices.placement import META, META_DEVICE, is_meta, opened, target_of
+from planner.capture.cuda.threads import caller_frame
+
+
+def defaulting(plain: Callable[..., None]) -> Callable[..., None]:
+    """Return a version of `DeviceContext.__init__` that translates a GPU to the device of the capture."""
+
+    def start(self: Any, device: object) -> None:
+        is_gpu = names_gpu(device)
+        plain(self, target_of(device) if is_gpu else device)
+        self.planner_is_gpu = is_gpu
+
+    return start
+
+
+def putting_defaults(plain: Callable[..., Any], constructors: Container[Any]) -> Callable[..., Any]:
+    """Return a version of `DeviceContext.__torch_function__` that logs tensors made on a default GPU."""
+
+    def run(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_default = func in constructors and (kwargs or {}).get("device") is None  # which `plain` sets
+        made = plain(self, func, types, args, kwargs)
+        if is_default and opened and getattr(self, "planner_is_gpu", False):
+            opened[-1].put(made)
+        return made
+
+    return run
+
+
+def keep_default_device() -> None:
+    """Keep the GPU as the default device if a constructor set it inside a `with torch.device(...)` region.
+
+    The end of the region would otherwise remove the default device. The new default is `meta`, which stands
+    for the GPU.
+    """
+    chosen = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    if getattr(chosen, "planner_is_gpu", False):
+        del torch._GLOBAL_DEVICE_CONTEXT.device_context
+        torch.set_default_device(META)
+
+
+def making(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a version of a tensor factory that translates `cuda` and makes stand-ins for pinned tensors."""
+
+    @functools.wraps(plain)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        if not opened:  # an import during a capture bound this function
+            return plain(*args, **kwargs)
+        if args and isinstance(args[0], list | tuple) and plain.__name__ in ("tensor", "as_tensor"):
+            args = (_with_numbers(args[0]), *args[1:])
+        device = kwargs.get("device")
+        if kwargs.get("pin_memory") or ("pin_memory" in kwargs and _is_of_save_on_cpu()):
+            kwargs["pin_memory"] = False
+            placement = opened[-1]
+            if placement.stands_for_host and (device is None or names_cpu(device)):
+                with placement.host.moving_to(Side.HOST):
+                    return placement.host.pin(plain(*args, **{**kwargs, "device": META}))
+        if device is not None:
+            if not names_gpu(device):
+                if _is_layout_alone(device, caller_frame()):
+                    with opened[-1].host.moving_to(Side.HOST):
+                        return plain(*args, **kwargs)
+                return plain(*args, **kwargs)
+            kwargs["device"] = target_of(device)
+            return opened[-1].put(plain(*args, **kwargs))
+        if any(isinstance(one, torch.device) and one.type == "cuda" for one in args):
+            args = tuple(target_of(one) if isinstance(one, torch.device) else one for one in args)
+            return opened[-1].put(plain(*args, **kwargs))
+        return plain(*args, **kwargs)
+
+    return make
+
+
+def _with_numbers(data: Any) -> Any:
+    """Return nested lists in which scalar meta tensors are replaced by their numbers.
+
+    Without the replacement, torch would read the numbers below Python.
+    """
+    if isinstance(data, list | tuple):
+        return [_with_numbers(one) for one in data]
+    return data.item() if isinstance(data, Tensor) and is_meta(data) and data.dim() == 0 else data
+
+
+def _is_layout_alone(device: object, caller: FrameType) -> bool:
+    """Return whether user code in a running loop names `meta`, for a tensor without memory on any device.
+
+    torch's own code gets the name `meta` from tensors of the GPU.
+    """
+    is_named = device in (META, META_DEVICE)
+    return is_named and opened[-1].is_running and not is_of_torch(caller)
+
+
+def _is_of_save_on_cpu() -> bool:
+    """Return whether torch's `save_on_cpu` makes the tensor; it pins memory only if torch finds a GPU."""
+    return caller_frame(2).f_globals.get("__name__") == "torch.autograd.graph"
+
+
+def wrapping(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a version of `Tensor._make_wrapper_subclass` that translates the device `cuda`."""
+
+    @functools.wraps(plain)
+    def make(*args: Any, **kwargs: Any) -> Tensor:
+        device = kwargs.get("device")
+        if opened and device is not None and names_gpu(device):
+            kwargs["device"] = target_of(device)
+        return plain(*args, **kwargs)
+
+    return make

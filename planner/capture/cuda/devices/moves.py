@@ -1,0 +1,204 @@
+"""Replace the functions that move tensors and modules between the GPU and the CPU."""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from planner.capture.cuda.devices.host_tensors import Side
+from planner.capture.cuda.devices.names import names_cpu, names_gpu
+from planner.capture.cuda.devices.placement import (
+    CPU,
+    META,
+    META_DEVICE,
+    add_remark,
+    is_meta,
+    opened,
+    target_of,
+)
+from planner.capture.wrapped import is_wrapped
+
+
+def moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a version of `Tensor.to` that treats stand-ins as CPU tensors, other meta tensors as GPU's."""
+
+    plain = _by_class(plain)
+
+    @functools.wraps(plain)
+    def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        place = kwargs.get("device", args[0] if args else None)
+        if not opened or place is None:
+            return plain(self, *args, **kwargs)
+        placement = opened[-1]
+        host = placement.host
+        is_gpu, is_cpu = names_gpu(place), names_cpu(place)
+        if place == META_DEVICE and self in host:  # torch's own code knows the GPU by this name
+            is_gpu = True
+        if isinstance(place, Tensor):
+            is_gpu, is_cpu = is_meta(place) and place not in host, place in host
+            if is_cpu:
+                args, kwargs = _with_device(META, args, {**kwargs, "dtype": kwargs.get("dtype", place.dtype)})
+        elif is_gpu:
+            target = target_of(place)
+            args, kwargs = _with_device(META if is_meta(self) else target, args, kwargs)
+        if not is_meta(self):
+            moved = plain(self, *args, **kwargs)
+        elif is_gpu and self in host:
+            with host.moving_to(Side.GPU):
+                moved = plain(self, *args, **{**kwargs, "copy": True})
+        elif is_cpu and not placement.is_running and self in placement.placed:
+            args, kwargs = _with_device(META, args, kwargs)
+            with placement.placed.copying_to_cpu():
+                moved = plain(self, *args, **{**kwargs, "copy": True})
+        elif is_cpu and (self in host or not placement.is_running):  # it is on the CPU already
+            args, kwargs = _with_device(META, args, kwargs)
+            moved = plain(self, *args, **kwargs)
+        elif is_cpu and placement.stands_for_host:
+            args, kwargs = _with_device(META, args, kwargs)
+            with host.moving_to(Side.HOST):
+                moved = plain(self, *args, **{**kwargs, "copy": True})
+            if kwargs.get("non_blocking"):  # then torch pins it (native/TensorConversions.cpp, _to_copy)
+                host.pin(moved)
+        else:
+            moved = plain(self, *args, **kwargs)
+            if is_gpu and not placement.is_running and _is_window(moved) and self not in placement.placed:
+                moved = moved.clone()  # which has no more elements than the view
+        return placement.put(moved) if is_gpu else moved
+
+    return to
+
+
+def _is_window(tensor: Tensor) -> bool:
+    """Return whether a tensor is a view of a part of its storage, such as the result of `hann_window`."""
+    if is_wrapped(tensor) or not is_meta(tensor) or tensor.layout is not torch.strided:
+        return False
+    return tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
+
+
+def _by_class(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a version of a tensor method that wrapper tensors pass to their class, as in torch.
+
+    The class's `__torch_function__` recognizes torch's own method by its identity.
+    """
+
+    @functools.wraps(plain)
+    def call(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if is_wrapped(self) and torch._C._is_torch_function_enabled():
+            kind: Any = type(self)
+            return kind.__torch_function__(plain, (kind,), (self, *args), kwargs)
+        return plain(self, *args, **kwargs)
+
+    return call
+
+
+def device_given(*args: Any, **kwargs: Any) -> object:
+    """Return the device among the arguments of `Module.to`, or None if they name no device."""
+    return torch._C._nn._parse_to(*args, **kwargs)[0]
+
+
+def moving_module(
+    plain: Callable[..., nn.Module], device_of: Callable[..., object]
+) -> Callable[..., nn.Module]:
+    """Return a version of a module's move that logs tensors put on the GPU and marks modules put on the CPU.
+
+    `plain` is `to`, `cuda` or `cpu` of `Module`, and `device_of` returns the device that its arguments name.
+    If the dtype changes too, a parameter gets new data but remains the object by which it is found later.
+    """
+
+    @functools.wraps(plain)
+    def move(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        moved = plain(self, *args, **kwargs)
+        if not opened or opened[-1].is_running:
+            return moved
+        placement, device = opened[-1], device_of(*args, **kwargs)
+        if names_gpu(device):
+            placement.on_cpu -= set(moved.modules())
+            for tensor in _in_order_of_apply(moved):
+                placement.put(tensor)
+        elif names_cpu(device):
+            placement.on_cpu |= set(moved.modules())
+        return moved
+
+    return move
+
+
+def _in_order_of_apply(module: nn.Module) -> Iterator[Tensor]:
+    """Yield a module's parameters and buffers in the order in which `to` moves them: children first."""
+    for child in module.children():
+        yield from _in_order_of_apply(child)
+    held = (*module._parameters.values(), *module._buffers.values())
+    yield from [one for one in held if one is not None]
+
+
+def _with_device(
+    device: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of `Tensor.to` with their device replaced by `device`."""
+    if "device" in kwargs:
+        return args, {**kwargs, "device": device}
+    return (device, *args[1:]), kwargs
+
+
+def pin(self: Tensor, device: Any = None) -> Tensor:
+    """Return a pinned copy of an unpinned stand-in for a CPU tensor, or any other tensor unchanged."""
+    host = opened[-1].host if opened else None
+    if host is None or self not in host or host.is_pinned(self):
+        return self
+    with host.moving_to(Side.HOST):
+        return host.pin(self.clone())
+
+
+def record_stream(self: Tensor, stream: Any) -> None:
+    """Add a remark that the stream's work is planned as done before the next memory request."""
+    add_remark(
+        "calls Tensor.record_stream: that stream's work is planned as done when memory is next asked for"
+    )
+
+
+def pinned_like(tensor: Tensor) -> Tensor:
+    """Return an unrecorded meta tensor that stands for a pinned CPU tensor like the given tensor."""
+    host = opened[-1].host
+    with _disable_current_modes(), host.moving_to(Side.HOST):
+        return host.pin(torch.empty_like(tensor, device=META, requires_grad=False))
+
+
+def to_host(self: Tensor, memory_format: Any = torch.preserve_format) -> Tensor:
+    return self.to("cpu", memory_format=memory_format)
+
+
+def reading_array(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a version of `Tensor.numpy` that reads the values of a stand-in for a CPU tensor.
+
+    For a tensor of the GPU it raises TypeError in a running loop, unless `force` is set.
+    """
+
+    @functools.wraps(plain)
+    def numpy(self: Tensor, *, force: bool = False) -> Any:
+        if not opened or not is_meta(self):
+            return plain(self, force=force)
+        placement = opened[-1]
+        if not (force or self in placement.host):
+            if placement.is_running:
+                raise TypeError("a tensor of the GPU is no array, on a GPU either; copy it with .cpu() first")
+            return plain(self)
+        return plain(torch.ops.aten._to_copy.default(self.detach(), device=CPU))
+
+    return numpy
+
+
+def to_gpu(self: Tensor, device: Any = None, non_blocking: bool = False, **options: Any) -> Tensor:
+    return self.to("cuda" if device is None else device, non_blocking=non_blocking, **options)
+
+
+def loading(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a version of `torch.load` that loads to the CPU if `map_location` is a GPU or None."""
+
+    @functools.wraps(plain)
+    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        on_gpu = map_location is None or names_gpu(map_location)
+        return plain(f, "cpu" if on_gpu and opened else map_location, *args, **kwargs)
+
+    return load

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from planner.capture.cuda.saved_files import SavedFiles, replacements
+from planner.capture.cuda.checkpoints.functions import replacements
+from planner.capture.cuda.checkpoints.saved_files import SavedFiles
 from planner.program.events import Alloc
 from tests.capture.models.test_own_step import BATCH, trace_code
 

@@ -9,8 +9,9 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from planner.capture.cuda import graphs as cuda_graphs, saved_files
+from planner.capture.cuda import graphs as cuda_graphs
 from planner.capture.cuda.callers import line_of_caller
+from planner.capture.cuda.checkpoints.saved_files import SavedFiles
 from planner.capture.cuda.devices.host_tensors import HostTensors
 from planner.capture.cuda.devices.placed import PlacedTensors
 from planner.capture.cuda.names import Names
@@ -42,7 +43,7 @@ class Placement:
     # Work postponed until the set-up is recorded, each with a marker tensor that gives its order.
     put_off: list[tuple[Tensor, Callable[[], None]]] = field(default_factory=list)
     on_cpu: WeakSet[nn.Module] = field(default_factory=WeakSet)  # modules that user code moved to the CPU
-    saved: saved_files.SavedFiles = field(default_factory=saved_files.SavedFiles)
+    saved: SavedFiles = field(default_factory=SavedFiles)
 
     @property
     def stands_for_host(self) -> bool:

@@ -16,8 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _device
 
-from planner.capture.cuda import graphs as cuda_graphs, saved_files
+from planner.capture.cuda import graphs as cuda_graphs
 from planner.capture.cuda.callers import is_of_torch, skips_meta
+from planner.capture.cuda.checkpoints import functions as checkpoints
+from planner.capture.cuda.checkpoints.saved_files import SavedFiles
 from planner.capture.cuda.devices import factories, moves, queries
 from planner.capture.cuda.devices.placement import (
     CPU,
@@ -158,7 +160,7 @@ def _index_of(tensor: Tensor) -> int:
     return -1 if tensor in opened[-1].host else 0
 
 
-def _saved_files() -> saved_files.SavedFiles | None:
+def _saved_files() -> SavedFiles | None:
     return opened[-1].saved if opened else None
 
 
@@ -182,8 +184,8 @@ def _replacements() -> Iterator[Replacement]:
     yield Tensor, "numpy", moves.reading_array(Tensor.numpy)
     yield Tensor, "pin_memory", moves.pin
     yield Tensor, "record_stream", moves.record_stream
-    yield torch, "load", moves.loading(saved_files.loading(torch.load, _saved_files))
-    yield from saved_files.replacements(_saved_files)
+    yield torch, "load", moves.loading(checkpoints.loading(torch.load, _saved_files))
+    yield from checkpoints.replacements(_saved_files)
     yield _device.DeviceContext, "__init__", factories.defaulting(_device.DeviceContext.__init__)
     making = _device.DeviceContext.__torch_function__
     yield _device.DeviceContext, "__torch_function__", factories.putting_defaults(making, constructors)

@@ -1,40 +1,21 @@
-"""Let a planned script save checkpoints and change files, and leave the files of the user as they are.
+"""Keep the files of the user as they are while a planned script saves checkpoints and changes files.
 
 A planned script has no values to save, and it may save to the path of a real checkpoint, directly or by
 another file that it renames or copies, and delete old ones. A file is of the user if it was there before the
-capture. What `torch.save`, safetensors, os and shutil would write to it is written to a temporary folder, and
-read from there; it is not renamed or deleted. Checkpoints that were not there before are deleted when the
-capture ends, since a later training run must not load them. What a script writes to files that it opens
-itself is written as in training.
-
-A file of safetensors gets its header, and zeros that take no space on disk. Its format is that of
-https://huggingface.co/docs/safetensors: the header's length in eight bytes, the header as JSON, the data.
+capture. What would be written to it is written to a temporary folder, and read from there; it is not renamed
+or deleted. Checkpoints that were not there before are deleted when the capture ends, since a later training
+run must not load them.
 """
 
-import functools
-import importlib
-import json
 import os
-import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
-from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from planner.capture.cuda.callers import is_of_torch
-from planner.capture.cuda.devices.names import names_gpu
-from planner.capture.cuda.names import Replacement
-from planner.capture.cuda.threads import caller_frame
-
-_Path = str | os.PathLike[str]
 _OPENED: tuple[int, ...] = ()  # in place of the identity of a file that the script has opened itself
 
 
@@ -194,186 +175,6 @@ class SavedFiles:
             self._made[new + path[len(old) :]] = self._made.pop(path)
 
 
-def replacements(files: Callable[[], SavedFiles | None]) -> Iterator[Replacement]:
-    """Yield replacements for functions that write checkpoints, or rename, copy or delete files.
-
-    `files` returns None outside of captures, where functions that were imported in a capture may be called.
-    """
-    yield torch, "save", _saving(torch.save, files)
-    for holder, name, act in (
-        (os, "rename", SavedFiles.rename),
-        (os, "replace", SavedFiles.rename),
-        (os, "link", SavedFiles.copy),
-        (shutil, "copyfile", SavedFiles.copy),
-        (os, "remove", SavedFiles.remove),
-        (os, "unlink", SavedFiles.remove),
-        (shutil, "rmtree", SavedFiles.remove_folder),
-        (shutil, "copymode", SavedFiles.change),
-        (shutil, "copystat", SavedFiles.change),
-    ):
-        yield holder, name, _guarded(getattr(holder, name), files, act)
-    yield torch.UntypedStorage, "data_ptr", _data_ptr(torch.UntypedStorage.data_ptr)
-    if find_spec("safetensors") is not None:
-        library: Any = importlib.import_module("safetensors.torch")
-        opened = _opening(library.safe_open, files)
-        yield library, "safe_open", opened
-        yield importlib.import_module("safetensors"), "safe_open", opened
-        yield library, "serialize_file", _serializing(library.serialize_file, files)
-        yield library, "_is_complete", _is_complete
-
-
-def loading(plain: Callable[..., Any], files: Callable[[], SavedFiles | None]) -> Callable[..., Any]:
-    """Return a version of `torch.load` that reads the file written in place of a file of the user."""
-
-    @functools.wraps(plain)
-    def load(f: Any, *args: Any, **kwargs: Any) -> Any:
-        saved = files()
-        return plain(f if saved is None else saved.to_read(f), *args, **kwargs)
-
-    return load
-
-
-def _saving(plain: Callable[..., None], files: Callable[[], SavedFiles | None]) -> Callable[..., None]:
-    @functools.wraps(plain)
-    def save(obj: object, f: Any, *args: Any, **kwargs: Any) -> None:
-        saved = files()
-        if saved is None:
-            plain(obj, f, *args, **kwargs)
-            return
-        with saved.writing(f) as target:
-            plain(obj, target, *args, **kwargs)
-
-    return save
-
-
-def _guarded(
-    plain: Callable[..., Any], files: Callable[[], SavedFiles | None], act: Callable[..., Any]
-) -> Callable[..., Any]:
-    """Return a version of a function of os or shutil that calls a method of `SavedFiles` for paths.
-
-    torch's own calls, and calls by the descriptor of a folder, are left alone.
-    """
-
-    @functools.wraps(plain)
-    def call(*paths: Any, **given: Any) -> Any:
-        saved = files()
-        names = [given.pop(name) for name in ("src", "dst", "path") if name in given]
-        both = (*paths, *names)
-        is_left = any(name.endswith("dir_fd") and given[name] is not None for name in given)
-        is_left = is_left or not all(isinstance(one, str | os.PathLike) for one in both[:2])
-        if saved is None or is_left or is_of_torch(caller_frame()):
-            return plain(*both, **given)
-        most = 2 if act in (SavedFiles.rename, SavedFiles.copy, SavedFiles.change) else 1
-        return act(saved, lambda *places: plain(*places, *both[most:], **given), *both[:most])
-
-    return call
-
-
-def _data_ptr(plain: Callable[[torch.UntypedStorage], int]) -> Callable[[torch.UntypedStorage], int]:
-    """Return `data_ptr` that gives each storage on the meta device a number, unless torch asks.
-
-    Libraries find tensors that share a storage by it.
-    """
-
-    @functools.wraps(plain)
-    def data_ptr(storage: torch.UntypedStorage) -> int:
-        if storage.device.type != "meta" or is_of_torch(caller_frame()):
-            return plain(storage)
-        return int(storage._cdata)
-
-    return data_ptr
-
-
-def _is_complete(tensor: Tensor) -> bool:
-    """Return whether a tensor covers its whole storage."""
-    return tensor.storage_offset() == 0 and tensor.nbytes == tensor.untyped_storage().nbytes()
-
-
-def _serializing(plain: Callable[..., None], files: Callable[[], SavedFiles | None]) -> Callable[..., None]:
-    @functools.wraps(plain)
-    def serialize_file(
-        tensor_dict: Mapping[str, Any], filename: _Path, metadata: Mapping[str, str] | None = None
-    ) -> None:
-        saved = files()
-        if saved is None:
-            plain(tensor_dict, filename, metadata=metadata)
-            return
-        with saved.writing(filename) as target:
-            if all(spec.data_len or 0 in spec.shape for spec in tensor_dict.values()):
-                plain(tensor_dict, target, metadata=metadata)
-            else:
-                _write_zeros(tensor_dict, target, metadata)
-
-    return serialize_file
-
-
-def _opening(plain: Callable[..., Any], files: Callable[[], SavedFiles | None]) -> Callable[..., Any]:
-    """Return `safe_open` that reads to the CPU, and moves tensors to the GPU if they are read to it.
-
-    The library itself would read into the memory of a pinned tensor.
-    """
-
-    @functools.wraps(plain)
-    def safe_open(filename: _Path, framework: str, device: Any = "cpu", **given: Any) -> Any:
-        saved = files()
-        if saved is None:
-            return plain(filename, framework, device=device, **given)
-        on_gpu = names_gpu(device)
-        file = plain(saved.to_read(filename), framework, device="cpu" if on_gpu else device, **given)
-        return _ReadToGpu(file) if on_gpu else file
-
-    return safe_open
-
-
-class _ReadToGpu:
-    """An open file of safetensors, or a slice of it, whose tensors are moved to the GPU as they are read."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-
-    def __enter__(self) -> "_ReadToGpu":
-        self._file.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> Any:
-        return self._file.__exit__(*error)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._file[index].to("cuda")
-
-    def get_slice(self, name: str) -> "_ReadToGpu":
-        return _ReadToGpu(self._file.get_slice(name))
-
-    def get_tensor(self, name: str) -> Tensor:
-        return self._file.get_tensor(name).to("cuda")  # type: ignore[no-any-return]
-
-    def get_tensors(self) -> dict[str, Tensor]:
-        return {name: tensor.to("cuda") for name, tensor in self._file.get_tensors().items()}
-
-
-def _write_zeros(tensors: Mapping[str, Any], path: _Path, metadata: Mapping[str, str] | None) -> None:
-    """Write a file of safetensors with zeros as the data of all tensors."""
-    header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
-    end = 0
-    for name, spec in tensors.items():
-        start, end = end, end + prod(spec.shape) * _bits_of(spec.dtype) // 8
-        header[name] = {"dtype": spec.dtype, "shape": [*spec.shape], "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # the data is aligned
-    with Path(path).open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + end)
-
-
-def _bits_of(dtype: str) -> int:
-    """Return the bits of a number, which are in the dtype's name, such as F32, BF16 or F8_E4M3."""
-    bits = re.search(r"\d+", dtype)
-    return int(bits[0]) if bits else 8  # BOOL
-
-
 def _copy(source: str, target: str) -> None:
     """Copy a file without the holes in it, which zeros of safetensors are."""
     with Path(source).open("rb") as read, Path(target).open("wb") as write:
@@ -396,7 +197,7 @@ def _real(path: Any) -> str:
     return os.path.realpath(path) if path and isinstance(path, str | os.PathLike) else ""
 
 
-def _unresolved(path: _Path) -> str:
+def _unresolved(path: str | os.PathLike[str]) -> str:
     """Return the real path of a file's folder with the file's own name, which may be a link's."""
     return os.path.realpath(Path(path).parent) + os.sep + Path(path).name
 

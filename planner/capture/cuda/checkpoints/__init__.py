@@ -1,0 +1,1 @@
+"""Let planned scripts save and load checkpoints, without changing files of the user."""

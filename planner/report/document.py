@@ -58,6 +58,9 @@ class Entry(Struct, frozen=True):
     text: str
 
 
+Lines = list[str | Entry]
+
+
 class Headline(Struct, frozen=True):
     """The main result of a report, as one or more lines."""
 

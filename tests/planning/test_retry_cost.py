@@ -14,7 +14,7 @@ from planner.hardware.database import find_device
 from planner.hardware.device import MIB
 from planner.planning.retry_cost import RetryCost, count_retries
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
-from planner.report.commands.estimates.estimate import retries_text
+from planner.report.commands.estimates.verdict import retries_text
 
 RESNET = ["max-batch", "--model", "torchvision:resnet18", "--gpu", "L4"]
 # Two steps, in each of which a block is larger than what the one before it has left.

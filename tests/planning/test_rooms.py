@@ -16,7 +16,7 @@ from planner.planning.search.fleet import fit_devices
 from planner.planning.search.max_batch import find_max_batch
 from planner.program.events import Alloc, Category, Free, Outcome, Phase, PhaseStart, Trace
 from planner.program.program import AffineAlloc, Program, ProgramEvent
-from planner.report.commands.estimates.estimate import failure_entries
+from planner.report.commands.estimates.verdict import failure_entries
 from tests.helpers.models import AMPERE
 from tests.helpers.traces import SITES, OneProgram, program_of, programs
 

@@ -113,7 +113,7 @@ NO_FILES = {
     "planner/_support/atomic_write.py": "the one writer",
     "planner/_support/worker.py": "the pipe to the parent",
     "planner/api/watch.py": "an empty file, whose name no other process takes; torch writes the snapshot",
-    "planner/capture/cuda/checkpoints/safetensors.py": "a planned script's checkpoint, which goes with the plan",
+    "planner/capture/cuda/checkpoints/safetensors.py": "a planned checkpoint, which goes with the plan",
     "planner/capture/cuda/checkpoints/saved_files.py": "a copy of such a checkpoint",
     "planner/cli/__init__.py": "standard output and standard error",
     "planner/emulator/child/boot.py": "a reason for the planner, in a folder that goes with the run",

@@ -5,7 +5,8 @@ from typing import Any
 
 from planner.planning import Advice, Attempt, Change
 from planner.report.budget import job_to_report
-from planner.report.commands.estimates.estimate import batch_answer, estimate_to_json, style_of
+from planner.report.commands.estimates.estimate import estimate_to_json
+from planner.report.commands.estimates.verdict import batch_answer, style_of
 from planner.report.describe import job_entry
 from planner.report.document import Block, Bullets, Cell, Column, Document, Headline, Paragraph, Table
 from planner.report.units import attributes, mib, mib_text, timing_line

@@ -7,18 +7,14 @@ from planner.planning import Answer, Estimate, Plan
 from planner.planning.estimators import Method
 from planner.program import LARGEST_BATCH
 from planner.report.budget import budget_table, job_to_report
-from planner.report.commands.estimates.estimate import (
-    Lines,
+from planner.report.commands.estimates.estimate import estimate_to_json, plan_seconds_to_json
+from planner.report.commands.estimates.tables import batch_table, closing_section, memory_sections
+from planner.report.commands.estimates.verdict import (
     batch_answer,
-    batch_table,
-    closing_section,
-    estimate_to_json,
     exit_entries,
     failure_entries,
     left_out_entries,
     likely_text,
-    memory_sections,
-    plan_seconds_to_json,
     retries_text,
     risk_entries,
     scarce_text,
@@ -27,7 +23,7 @@ from planner.report.commands.estimates.estimate import (
     until_text,
 )
 from planner.report.describe import job_entry
-from planner.report.document import Block, Document, Entry, Headline, Style
+from planner.report.document import Block, Document, Entry, Headline, Lines, Style
 from planner.report.units import attributes, to_builtins
 
 if TYPE_CHECKING:

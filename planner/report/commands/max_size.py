@@ -5,15 +5,12 @@ from typing import Any
 from planner.jobs import Size
 from planner.planning import Answer, Estimate, SizePlan
 from planner.report.budget import budget_table, job_to_report
-from planner.report.commands.estimates.estimate import (
-    batch_table,
-    closing_section,
-    estimate_to_json,
+from planner.report.commands.estimates.estimate import estimate_to_json, plan_seconds_to_json
+from planner.report.commands.estimates.tables import batch_table, closing_section, memory_sections
+from planner.report.commands.estimates.verdict import (
     exit_entries,
     failure_entries,
     likely_text,
-    memory_sections,
-    plan_seconds_to_json,
     risk_entries,
     style_of,
     unlimited_text,

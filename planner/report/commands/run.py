@@ -12,7 +12,7 @@ from planner.emulator import EmulatedRun, GpuRecord, OutOfMemory, Peaks, SharedC
 from planner.planning import DisplayLimits
 from planner.planning.command import CommandPlan, ExplainedRun
 from planner.program import LARGEST_BATCH, Outcome
-from planner.report.commands.estimates.estimate import STYLES
+from planner.report.commands.estimates.verdict import STYLES
 from planner.report.commands.explain.report import breakdown_sections, breakdown_to_json
 from planner.report.commands.explain.summary import Summary, tile_text
 from planner.report.commands.explain.tables import peak_text

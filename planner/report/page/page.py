@@ -18,7 +18,7 @@ from planner.allocator import max_reserved_bytes
 from planner.hardware import process_bytes
 from planner.planning import BatchCurve, DeviceCurve, DisplayLimits, Explanation
 from planner.program import Outcome, Trace
-from planner.report.commands.estimates.estimate import parts_table
+from planner.report.commands.estimates.tables import parts_table
 from planner.report.commands.explain.summary import Summary
 from planner.report.commands.explain.tables import (
     fragmentation_table,

@@ -10,12 +10,9 @@ from planner.allocator.history import Difference
 from planner.jobs import job_to_json
 from planner.planning import DisplayLimits, Estimate, Explanation, fold
 from planner.report.budget import planned_torch
-from planner.report.commands.estimates.estimate import (
-    closing_section,
-    estimate_to_json,
-    headline,
-    parts_table,
-)
+from planner.report.commands.estimates.estimate import estimate_to_json
+from planner.report.commands.estimates.tables import closing_section, parts_table
+from planner.report.commands.estimates.verdict import headline
 from planner.report.commands.explain.diff import difference_sections, difference_to_json
 from planner.report.commands.explain.tables import (
     block_to_json,

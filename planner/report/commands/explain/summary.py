@@ -11,7 +11,7 @@ from planner.jobs import job_to_json
 from planner.planning import Estimate, Explanation
 from planner.program import Outcome
 from planner.report.assumptions import assumptions
-from planner.report.commands.estimates.estimate import verdict
+from planner.report.commands.estimates.verdict import verdict
 from planner.report.commands.explain.workspaces import certainty
 from planner.report.describe import describe_job, describe_loop
 from planner.report.document import Entry

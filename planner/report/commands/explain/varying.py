@@ -6,7 +6,7 @@ It is shown by category and module, with the memory that earlier steps add.
 from typing import Any
 
 from planner.planning import DisplayLimits, Estimate, Explanation, SampledRun, VaryingPlan
-from planner.report.commands.estimates.estimate import closing_section
+from planner.report.commands.estimates.tables import closing_section
 from planner.report.commands.explain.report import breakdown_sections, explanation_to_json
 from planner.report.commands.explain.tables import fragmentation_table, peak_text
 from planner.report.commands.varying.plan import (

@@ -6,7 +6,8 @@ from typing import Any
 from planner.jobs import Checkpoint, job_to_json
 from planner.planning import ClusterAdvice, ClusterPlan, ClusterPlans, ClusterTable, Gathers, Recipe
 from planner.report.budget import planned_torch
-from planner.report.commands.estimates.estimate import closing_section, plan_seconds_to_json
+from planner.report.commands.estimates.estimate import plan_seconds_to_json
+from planner.report.commands.estimates.tables import closing_section
 from planner.report.describe import job_entry
 from planner.report.document import Block, Bullets, Cell, Column, Document, Entry, Headline, Paragraph, Table
 from planner.report.units import SCHEMA, mib

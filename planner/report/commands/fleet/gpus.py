@@ -8,12 +8,9 @@ from planner.jobs import job_to_json
 from planner.planning import Answer, DeviceFit, FleetTable, Quote
 from planner.program import Outcome
 from planner.report.budget import planned_torch
-from planner.report.commands.estimates.estimate import (
-    STYLES,
-    closing_section,
-    likely_text,
-    plan_seconds_to_json,
-)
+from planner.report.commands.estimates.estimate import plan_seconds_to_json
+from planner.report.commands.estimates.tables import closing_section
+from planner.report.commands.estimates.verdict import STYLES, likely_text
 from planner.report.describe import job_entry, short_op
 from planner.report.document import Block, Bullets, Cell, Column, Document, Entry, Headline, Paragraph, Table
 from planner.report.units import SCHEMA, attributes, batch_text, csv_text, mib

@@ -8,9 +8,20 @@ from planner.planning import RunRisk, SampledRun, VaryingPlan, VaryingSide
 from planner.planning.estimators import Method
 from planner.report.assumptions import job_assumptions, unknown_sentence
 from planner.report.budget import budget_table, job_to_report
-from planner.report.commands.estimates.estimate import Lines, plan_seconds_to_json
+from planner.report.commands.estimates.estimate import plan_seconds_to_json
 from planner.report.describe import job_entry, place_text
-from planner.report.document import Block, Bullets, Cell, Column, Document, Entry, Headline, Style, Table
+from planner.report.document import (
+    Block,
+    Bullets,
+    Cell,
+    Column,
+    Document,
+    Entry,
+    Headline,
+    Lines,
+    Style,
+    Table,
+)
 from planner.report.units import (
     NAME_WIDTH,
     attributes,

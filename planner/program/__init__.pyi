@@ -11,8 +11,10 @@ from .kernels.cublas import (
     parse_workspace_config as parse_workspace_config, workspace_bytes as workspace_bytes,
 )
 from .extrapolation.depth import (
-    BLOCK as BLOCK, CHECKED as CHECKED, NotRepeatedError as NotRepeatedError, Origin as Origin,
-    RepeatedBlock as RepeatedBlock, SHALLOW as SHALLOW, compare_depths as compare_depths,
+    CHECKED as CHECKED, SHALLOW as SHALLOW, compare_depths as compare_depths,
+)
+from .extrapolation.repeated_block import (
+    BLOCK as BLOCK, NotRepeatedError as NotRepeatedError, Origin as Origin, RepeatedBlock as RepeatedBlock,
 )
 from .diff import first_divergence as first_divergence
 from .events import (

@@ -1,133 +1,33 @@
-"""Derive the trace of a deep model from the traces of two shallow models with the same repeated block.
+"""Find the repeated block of a model by comparing the traces of two shallow models.
 
 The two traces are compared event by event. The additional events of the deeper trace are the insertions that
-one more block adds; a still deeper model repeats each insertion. An insertion may free memory of the
-block before it, such as parameters that FSDP gathered for that block; each copy then frees the memory of the
-copy before it.
+one more block adds; a still deeper model repeats each insertion.
 """
 
 import re
 from collections import ChainMap
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from functools import partial
 from itertools import groupby
-from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from planner.program.events import Alloc, Event, Free, PhaseStart, Site, Trace
+from planner.program.extrapolation.repeated_block import (
+    BLOCK,
+    Insertion,
+    NotRepeatedError,
+    RepeatedBlock,
+    shifted_site,
+)
 
-BLOCK = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")  # the number of a block in a module's name
 SHALLOW = 4  # number of blocks of the shallower model: the first, the last and two between them
 CHECKED = 7  # number of blocks of a model that is captured to check an extrapolation
-
 _LOOKAHEAD = 48  # events that must match after an insertion, so that one equal size does not end it
 _LARGEST_INSERTION = 4096
 _LARGEST_GROWTH = 1 / 3  # as a share of the size, of a tensor with one number per parameter (clip_grad_norm_)
 _VOTES = 4  # frees on each side of an insertion that decide its order
-
-
-class NotRepeatedError(Exception):
-    """The error of two traces that do not differ by exactly one repeated block; the message says why."""
-
-
-class _Insertion(Struct, frozen=True):
-    """Consecutive events that one more model block adds; their memory blocks have negative numbers."""
-
-    position: int  # index of the shallower trace's event before which they are inserted
-    start: int  # index of the first of these events in the deeper trace
-    events: tuple[Event, ...]
-    is_reversed: bool  # whether the deepest block's copy comes first, as in a backward pass
-
-
-class Origin(NamedTuple):
-    """The source of an event of an extrapolated trace: an event of the deeper of the two compared traces."""
-
-    event: int  # its index in the deeper trace
-    block: int | None  # number of the added block's copy, from 0; None if the event is of another block
-
-
-class RepeatedBlock(Struct, frozen=True):
-    """A trace, with the events and bytes that each further copy of the model's repeated block adds."""
-
-    trace: Trace
-    deep: Trace  # the trace of the model with one more block
-    layer: re.Pattern[str]  # finds the number of a block in a module's name
-    inserted: int  # number of the first added block; equal and higher numbers are increased
-    insertions: tuple[_Insertion, ...]
-    positions: tuple[int, ...]  # index in the deeper trace of each event of `trace`
-    added_bytes: Mapping[int, int]  # by memory block: its growth with each further model block
-    successors: Mapping[int, int]  # by memory block that an insertion frees: the inserted block replacing it
-
-    def with_more(self, blocks: int) -> Trace:
-        """Return the trace of a model with `blocks` more repeated blocks."""
-        return _Repetition(self, blocks).trace() if blocks else self.trace
-
-    def with_sizes_of(self, deep: Trace) -> "RepeatedBlock":
-        """Return the repeated block with the sizes of another trace of the deeper model.
-
-        The two deeper traces may differ only in sizes that do not grow with the number of blocks. Raises
-        NotRepeatedError if they differ in more.
-        """
-        ones, others = self.deep.events, deep.events
-        if _structure(self.deep) != _structure(deep):
-            raise NotRepeatedError("the deeper model has other events in another run")
-        if any(ones[k] != others[k] for k in self._indices_of_grown()):
-            raise NotRepeatedError("sizes that grow with the number of blocks depend on more than that")
-        events = tuple(
-            event if ones[index] == others[index] else _with_size(event, others[index])
-            for event, index in zip(self.trace.events, self.positions, strict=True)
-        )
-
-        def resized(inserted: tuple[Event, ...], start: int) -> tuple[Event, ...]:
-            return tuple(map(_with_size, inserted, others[start : start + len(inserted)]))
-
-        insertions = tuple(replace(one, events=resized(one.events, one.start)) for one in self.insertions)
-        trace = replace(deep, events=events, sites=self.trace.sites)
-        return replace(self, trace=trace, deep=deep, insertions=insertions)
-
-    def _indices_of_grown(self) -> Iterator[int]:
-        """Yield the index in the deeper trace of each allocation that grows with the number of blocks."""
-        for event, index in zip(self.trace.events, self.positions, strict=True):
-            if isinstance(event, Alloc) and event.block in self.added_bytes:
-                yield index
-
-    def origins(self, blocks: int) -> list[Origin]:
-        """Return, for each event of `with_more(blocks)`, the event of the deeper trace that it repeats.
-
-        `blocks` is positive.
-        """
-        origins: list[Origin] = []
-        for part, copy in self.parts(blocks):
-            if isinstance(part, _Insertion):
-                origins += (Origin(part.start + k, copy) for k in range(len(part.events)))
-            else:
-                origins.append(Origin(self.positions[part], None))
-        return origins
-
-    def site(self, site: Site, origin: Origin, blocks: int) -> Site:
-        """Convert the site of an event of the deeper trace to the site in `with_more(blocks)`."""
-        if origin.block is None:
-            return _shifted(site, self.layer, self.inserted + 1, blocks - 1)
-        return _shifted(site, self.layer, 0, origin.block)
-
-    def parts(self, blocks: int) -> Iterator[tuple[_Insertion | int, int]]:
-        """Yield the parts of `with_more(blocks)` in order, each with the number of its copy.
-
-        A part is an insertion, or the index of an event of `trace`, whose copy number is 0.
-        """
-        inserted: dict[int, list[_Insertion]] = {}
-        for one in self.insertions:
-            inserted.setdefault(one.position, []).append(one)
-        end = len(self.trace.events)
-        for index in range(end + 1):
-            for one in inserted.get(index, ()):
-                numbers = range(blocks)
-                for number in reversed(numbers) if one.is_reversed else numbers:
-                    yield one, number
-            if index < end:
-                yield index, 0
 
 
 def compare_depths(shallow: Trace, deep: Trace, layer: re.Pattern[str] = BLOCK) -> RepeatedBlock:
@@ -170,7 +70,7 @@ class _Walk:
         self.state = _State({}, {}, {}, {}, {})
         self.layer, self.inserted = layer, inserted
         self._allocs = {event.block: event for event in deep.events if isinstance(event, Alloc)}
-        self._names = [_shifted(site, layer, inserted) for site in shallow.sites]
+        self._names = [shifted_site(site, layer, inserted) for site in shallow.sites]
         numbers = [layer.search(site.module) for site in deep.sites]
         self._is_of_inserted = [number is not None and int(number[1]) == inserted for number in numbers]
         self.positions: list[int] = []  # of the deeper trace's counterparts of the shallower trace's events
@@ -286,7 +186,7 @@ class _Walk:
         """
         one, next_one = self._allocs[block], self._allocs[other]
         site = self.deep.sites[one.site]
-        expected = _shifted(site, self.layer, self.inserted - 1)
+        expected = shifted_site(site, self.layer, self.inserted - 1)
         is_alike = one.size_bytes == next_one.size_bytes
         return expected != site and expected == self.deep.sites[next_one.site] and is_alike
 
@@ -302,19 +202,6 @@ class _Walk:
             state.added_bytes[one.block] = grown
         state.deep_of[one.block] = other.block
         return True
-
-
-def _structure(trace: Trace) -> tuple[object, ...]:
-    """Return the sites and events of a trace, with the size of each allocation set to 0."""
-    events = (replace(one, size_bytes=0) if isinstance(one, Alloc) else one for one in trace.events)
-    return (trace.sites, *events)
-
-
-def _with_size(event: Event, like: Event) -> Event:
-    """Return an allocation with the size of the allocation `like`, or another event unchanged."""
-    if isinstance(event, Alloc) and isinstance(like, Alloc):
-        return replace(event, size_bytes=like.size_bytes)
-    return event
 
 
 def _kind(sites: Sequence[Site], event: Event) -> Site | type[Free] | PhaseStart:
@@ -334,21 +221,12 @@ def _are_alike(events: Sequence[Event]) -> bool:
     return isinstance(first, Alloc) and all(_is_alike(first, event) for event in events)
 
 
-def _shifted(site: Site, layer: re.Pattern[str], first: int, by: int = 1) -> Site:
-    """Return the site with its model block's number increased by `by` if that number is at least `first`."""
-    found = layer.search(site.module)
-    if found is None or int(found[1]) < first:
-        return site
-    start, end = found.span(1)
-    return Site(f"{site.module[:start]}{int(found[1]) + by}{site.module[end:]}", site.op)
-
-
 def _in_terms_of_shallow(walk: _Walk, found: Sequence[tuple[int, int, int]]) -> RepeatedBlock:
     state, sites = walk.state, list(walk.shallow.sites)
     names = {deep: shallow for shallow, deep in state.deep_of.items()}
     names.update((block, -1 - block) for block in state.born)
     numbers = {site: number for number, site in enumerate(sites)}
-    insertions: list[_Insertion] = []
+    insertions: list[Insertion] = []
     successors = {names[block]: names[successor] for block, successor in state.successors.items()}
     order = _Order(walk.shallow, successors)
     for position, start, end in found:
@@ -385,9 +263,9 @@ class _Order:
             if isinstance(event, Alloc):
                 self._births[event.block] = index
         self._phases.append(phase)
-        self._origins: dict[int, _Insertion] = {}  # the insertion by a block that it allocates
+        self._origins: dict[int, Insertion] = {}  # the insertion by a block that it allocates
 
-    def insertion(self, position: int, start: int, events: Sequence[Event]) -> _Insertion:
+    def insertion(self, position: int, start: int, events: Sequence[Event]) -> Insertion:
         """Make an insertion of events and decide the order of its copies.
 
         Must be called for the insertions in the order of the trace.
@@ -396,11 +274,11 @@ class _Order:
         births = [self._successors.get(block, block) for block in freed]
         origins = [self._origins[block] for block in births if block in self._origins]
         is_reversed = bool(origins) and self._is_reversed(position, origins[0])
-        inserted = _Insertion(position, start, tuple(events), is_reversed)
+        inserted = Insertion(position, start, tuple(events), is_reversed)
         self._origins.update((event.block, inserted) for event in events if isinstance(event, Alloc))
         return inserted
 
-    def _is_reversed(self, position: int, origin: _Insertion) -> bool:
+    def _is_reversed(self, position: int, origin: Insertion) -> bool:
         """Return whether most memory blocks freed near a position are freed in reverse order of allocation.
 
         Only blocks allocated in the phase of the insertion `origin` count, and the result is relative to the
@@ -420,68 +298,3 @@ class _Order:
                     votes += 1 if (birth >= origin.position) == (step < 0) else -1
                 index += step
         return (votes > 0) != origin.is_reversed
-
-
-class _Repetition:
-    """A builder of the trace of a deeper model: the events of a trace with its insertions repeated."""
-
-    def __init__(self, repeated: RepeatedBlock, copies: int) -> None:
-        self._repeated, self._copies = repeated, copies
-        self._next = 1 + max(event.block for event in repeated.trace.events if isinstance(event, Alloc))
-        self._blocks: dict[tuple[int, int], int] = {}  # new block by inserted block and copy
-        self._latest: dict[int, int] = {}  # the new block of the latest copy by inserted block
-        self._sites: dict[Site, int] = {}  # number by site of the deeper model
-        self._numbers: dict[tuple[int, int, int], int] = {}  # new site by site, first block, increase
-        self._is_reversed = {
-            event.block: one.is_reversed
-            for one in repeated.insertions
-            for event in one.events
-            if isinstance(event, Alloc)
-        }
-
-    def trace(self) -> Trace:
-        given = self._repeated.trace.events
-        events: list[Event] = []
-        for part, copy in self._repeated.parts(self._copies):
-            if isinstance(part, _Insertion):
-                events += self._copy_of(part, copy)
-            else:
-                events.append(self._grown(given[part]))
-        return replace(self._repeated.trace, events=tuple(events), sites=tuple(self._sites))
-
-    def _site(self, site: int, first: int, by: int) -> int:
-        """Return the number of a site in the deeper model after its model block is renumbered."""
-        key = site, first, by
-        if key not in self._numbers:
-            shifted = _shifted(self._repeated.trace.sites[site], self._repeated.layer, first, by)
-            self._numbers[key] = self._sites.setdefault(shifted, len(self._sites))
-        return self._numbers[key]
-
-    def _grown(self, event: Event) -> Event:
-        """Convert an event of the shallower model to the matching event of the deeper model."""
-        if isinstance(event, Alloc):
-            grown = self._repeated.added_bytes.get(event.block, 0) * self._copies
-            site = self._site(event.site, self._repeated.inserted, self._copies)
-            return replace(event, size_bytes=event.size_bytes + grown, site=site)
-        if isinstance(event, Free) and event.block in self._repeated.successors:
-            return replace(event, block=self._latest[self._repeated.successors[event.block]])
-        return event
-
-    def _copy_of(self, insertion: _Insertion, number: int) -> Iterator[Event]:
-        for event in insertion.events:
-            if isinstance(event, Alloc):
-                self._blocks[event.block, number] = self._latest[event.block] = self._next
-                yield replace(event, block=self._next, site=self._site(event.site, 0, number))
-                self._next += 1
-            elif isinstance(event, Free):
-                yield replace(event, block=self._freed(event.block, number))
-
-    def _freed(self, block: int, number: int) -> int:
-        """Return the memory block that copy `number` of an insertion frees."""
-        if block < 0:
-            return self._blocks[block, number]
-        successor = self._repeated.successors.get(block)
-        if successor is None:
-            return block
-        before = number + 1 if self._is_reversed[successor] else number - 1  # in order of allocation
-        return self._blocks.get((successor, before), block)

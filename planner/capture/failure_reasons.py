@@ -1,8 +1,8 @@
-"""Explain a failed capture in one line: where the exception was raised, its message, and a hint.
+"""Explain a failed capture in one line.
 
-A hint is given only if its cause is established: by the type of the exception, by the code that raised it,
-and by a message that torch uses for that cause alone. A word in a message from the model's code establishes
-nothing.
+The line tells where the exception was raised, its message, and a hint. A hint is given only if its cause is
+established: by the type of the exception, by the code that raised it, and by a message that torch uses for
+that cause alone. A word in a message from the model's code establishes nothing.
 """
 
 import argparse
@@ -91,10 +91,10 @@ _NOT_PLANNED = (
 
 
 def explain(job: Job, batch: int, recorder: Recorder, error: BaseException) -> ModelError:
-    """Return the error that explains a failed capture, with the place, the message and a remedy.
+    """Return the error that explains a failed capture.
 
-    A model that reads tensor values gives a DataDependentError. Any other failure, and any unsupported
-    construct, gives a plain ModelError.
+    It names the place, the message and a remedy. A model that reads tensor values gives a DataDependentError.
+    Any other failure, and any unsupported construct, gives a plain ModelError.
     """
     place, running, line = recorder.place(), recorder.running or "", source_line(error)
     op = f" in {running}" if running else ""
@@ -128,9 +128,9 @@ def explain(job: Job, batch: int, recorder: Recorder, error: BaseException) -> M
 
 
 def sentence_of(error: BaseException) -> str:
-    """Return an exception's message in one line, shortened, without the advice that torch appends.
+    """Return an exception's message, shortened to one line.
 
-    An exception without a message gives the name of its class.
+    Advice that torch appends is removed. An exception without a message gives the name of its class.
     """
     message = " ".join(_ADDED.sub("", message_of(error)).split()) or type(error).__name__
     called, clash, rest = message.partition(" got multiple values for ")
@@ -140,10 +140,10 @@ def sentence_of(error: BaseException) -> str:
 
 
 def reads_values(error: BaseException, running: str = "") -> bool:
-    """Return whether an exception, or any exception in its chain, comes from reading values of meta tensors.
+    """Return whether an exception comes from reading values of meta tensors.
 
-    `running` is the operator in which the exception was raised; if its result depends on values, the answer
-    is True.
+    Other exceptions in its chain count too. `running` is the operator in which the exception was raised; if
+    its result depends on values, the answer is True.
     """
     if _READS_VALUES.search(running):
         return True
@@ -153,7 +153,7 @@ def reads_values(error: BaseException, running: str = "") -> bool:
 
 
 def remedy_for(error: BaseException, otherwise: str = ANY, running: str | None = None) -> str:
-    """Return the remedy for an exception if its cause is established, else `otherwise`.
+    """Return the remedy for an exception, or `otherwise` if its cause is unclear.
 
     `running` is the operator in which the exception was raised, or "" outside of any operator. `running` is
     None if no batch had been passed yet, so that the shapes of a batch cannot be at fault.
@@ -204,7 +204,10 @@ def _remedy_for_import(error: ImportError) -> str:
 
 
 def _lacks_ranks(error: BaseException) -> bool:
-    """Return whether an error shows that torchrun's variables, or a process group, are missing."""
+    """Return whether an error shows that the code expects torchrun.
+
+    torchrun's variables or a process group are missing.
+    """
     if isinstance(error, KeyError):
         names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
         return error.args[:1] in [(name,) for name in names] and _files_of(error)[-1] in _OF_OS
@@ -213,9 +216,10 @@ def _lacks_ranks(error: BaseException) -> bool:
 
 
 def source_line(error: BaseException) -> str:
-    """Return the innermost traceback line outside torch, torchvision and the planner, or "" if there is none.
+    """Return the innermost traceback line in user code, or "" if there is none.
 
-    Its form is " (file:line: code)". Lines of torchvision's models are included.
+    Code of torch, torchvision and the planner is skipped. Its form is " (file:line: code)". Lines of
+    torchvision's models are included.
     """
     files = [Path(__file__), Path(torch.__file__)]  # torch's folder is also the beginning of torchvision's
     theirs = tuple(str(file.parent) for path in files for file in (path, path.resolve()))
@@ -227,7 +231,7 @@ def source_line(error: BaseException) -> str:
 
 
 def _is_raised_by_torch(error: BaseException) -> bool:
-    """Return whether an exception was raised by torch, or by the planner in its place.
+    """Return whether torch raised an exception, or the planner in its place.
 
     The answer is True if the innermost frame is in the code of torch or the planner, or is at a line that
     does not raise or assert itself and so called into C.
@@ -242,7 +246,7 @@ def _is_raised_by_torch(error: BaseException) -> bool:
 
 
 def _chain_of(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception, then the chain of its causes and contexts."""
+    """Yield an exception and the exceptions that led to it. These are causes and contexts."""
     seen: set[int] = set()
     one: BaseException | None = error
     while one is not None and id(one) not in seen:
@@ -257,7 +261,7 @@ def _is_of_flex_attention(error: BaseException) -> bool:
 
 
 def _is_computed_again(error: BaseException) -> bool:
-    """Return whether an exception was raised while activation checkpointing recomputed a block."""
+    """Return whether an exception was raised while a checkpointed block was recomputed."""
     return any(
         frame.filename.endswith("/torch/utils/checkpoint.py") and frame.name in ("unpack_hook", "backward")
         for frame in traceback.extract_tb(error.__traceback__)

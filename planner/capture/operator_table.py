@@ -1,4 +1,7 @@
-"""Look up ATen operators by name, and build tables of functions keyed by operator."""
+"""Look up ATen operators by name.
+
+Tables of functions are keyed by operator.
+"""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -9,9 +12,9 @@ _Function = TypeVar("_Function")
 
 
 def overload(name: str) -> Any:
-    """Return the ATen operator `name`; a name without an overload after a dot means the default overload.
+    """Return the ATen operator `name`, such as "mm" or "add.Tensor".
 
-    >>> str(overload("mm")), str(overload("add.Tensor"))
+    A name without a dot means the default overload. >>> str(overload("mm")), str(overload("add.Tensor"))
     ('aten.mm.default', 'aten.add.Tensor')
     """
     packet, _, variant = name.partition(".")
@@ -19,5 +22,5 @@ def overload(name: str) -> Any:
 
 
 def operator_table(functions: Mapping[str, _Function]) -> dict[Any, _Function]:
-    """Return the functions keyed by operator; a key of `functions` is one or more names, split by spaces."""
+    """Return the functions, keyed by operator. A key of `functions` is one or more names, split by spaces."""
     return {overload(name): function for names, function in functions.items() for name in names.split()}

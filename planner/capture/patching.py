@@ -1,4 +1,7 @@
-"""Replace attributes of torch and of libraries inside a context, but only for the plan's threads."""
+"""Replace attributes of torch and libraries for a plan's threads.
+
+An attribute is replaced inside a context.
+"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -9,10 +12,10 @@ from planner.capture.cuda.threads import beside_other_threads
 
 
 def patched(holder: Any, name: str, new: Any, *, create: bool = False) -> AbstractContextManager[object]:
-    """Return a context manager that replaces the attribute `name` of a module, class or object by `new`.
+    """Return a context that replaces the attribute `name` of `holder` by `new`.
 
-    Other threads that are already running still call the original function. With `create` the attribute need
-    not exist.
+    `holder` is a module, class or object. Other threads that are already running still call the original
+    function. With `create` the attribute need not exist.
     """
     plain = getattr(holder, name, None)
     return mock.patch.object(holder, name, beside_other_threads(new, plain), create=create)
@@ -20,7 +23,10 @@ def patched(holder: Any, name: str, new: Any, *, create: bool = False) -> Abstra
 
 @contextmanager
 def all_patched(holder: Any, attributes: Mapping[str, Any], *, create: bool = False) -> Iterator[None]:
-    """Replace several attributes of a module, class or object inside the context, each as by `patched`."""
+    """Replace several attributes of a holder inside the context, as `patched` does.
+
+    `holder` is a module, class or object.
+    """
     with ExitStack() as stack:
         for name, new in attributes.items():
             stack.enter_context(patched(holder, name, new, create=create))

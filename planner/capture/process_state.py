@@ -36,7 +36,7 @@ _HOOKS_OF_OPTIMIZERS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_h
 
 @contextmanager
 def preserve_process_state() -> Iterator[Callable[[], Callable[[], None]]]:
-    """Restore on exit every process setting and torch mode that changed inside the context.
+    """Restore the process's settings and torch modes on exit.
 
     Yields a function that notes the changes made before its call and returns a function that repeats them.
     Plans of several threads run one after another, since they replace functions of torch for the whole
@@ -73,10 +73,11 @@ def _preserved() -> Iterator[Callable[[], Callable[[], None]]]:
 
 @contextmanager
 def global_hooks_aside() -> Iterator[None]:
-    """Remove forward, backward and step hooks on all modules and optimizers inside the context.
+    """Remove global hooks on modules and optimizers inside the context.
 
-    Hooks that exist already, such as a profiler's, belong to a training run in this process, not to the plan.
-    On exit they are restored, and hooks that were registered inside the context are gone.
+    These are forward, backward and step hooks. Hooks that exist already, such as a profiler's, belong to a
+    training run in this process, not to the plan. On exit they are restored, and hooks that were registered
+    inside the context are gone.
     """
     owners = {modules: _HOOKS_OF_MODULES, optimizer: _HOOKS_OF_OPTIMIZERS}
     hooks: list[Any] = [getattr(owner, name) for owner, names in owners.items() for name in names]
@@ -132,10 +133,10 @@ def message_of(error: BaseException) -> str:
 
 @contextmanager
 def foreign_errors(explain: Callable[[BaseException], PlannerError]) -> Iterator[None]:
-    """Turn exceptions of foreign code inside the context into one-line errors, as `explain` makes them.
+    """Turn exceptions of foreign code inside the context into planner errors.
 
-    Foreign code may raise any exception. The planner's own errors pass, and so does a KeyboardInterrupt, even
-    one that is behind another exception.
+    `explain` makes an error, in one line. Foreign code may raise any exception. The planner's own errors
+    pass, and so does a KeyboardInterrupt, even one that is behind another exception.
     """
     try:
         yield
@@ -147,7 +148,10 @@ def foreign_errors(explain: Callable[[BaseException], PlannerError]) -> Iterator
 
 
 def raise_interrupt(error: BaseException) -> None:
-    """Raise the KeyboardInterrupt behind an exception, if one is in its chain of causes and contexts."""
+    """Raise the KeyboardInterrupt behind an exception, if there is one.
+
+    It is sought in the exception's causes and contexts.
+    """
     behind = error.__cause__ or error.__context__
     while behind is not None:
         if isinstance(behind, KeyboardInterrupt):
@@ -156,7 +160,10 @@ def raise_interrupt(error: BaseException) -> None:
 
 
 def first_line_of(error: BaseException) -> str:
-    """Return the class name of an exception and the first line of its message, if it has a message."""
+    """Return an exception's class name and the first line of its message.
+
+    Without a message, only the class name is returned.
+    """
     lines = message_of(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
@@ -165,13 +172,16 @@ def first_line_of(error: BaseException) -> str:
 
 
 def _note_modes() -> Callable[[], None]:
-    """Return a function that exits the torch modes which this thread has entered since this call."""
+    """Return a function that exits torch modes entered after this call.
+
+    Only modes of this thread are exited.
+    """
     inference, nesting = torch.is_inference_mode_enabled(), _autocast_nesting()
     functions, dispatch = _function_modes(), torch._C._len_torch_dispatch_stack()
     default, current = _default_device_context(), device_mode.CURRENT_DEVICE
 
     def restore() -> None:
-        """Exit the modes that were entered since `_note_modes` was called, one kind after another."""
+        """Exit the modes that were entered after `_note_modes` was called."""
         while torch._C._len_torch_dispatch_stack() > dispatch:
             torch._C._pop_torch_dispatch_stack(None)
         if _function_modes() != functions:

@@ -1,4 +1,7 @@
-"""Run a job's loop on the meta device as it would run on the planned GPU, and return its trace."""
+"""Run a job's loop on the meta device as on the planned GPU.
+
+The result is the trace of the loop.
+"""
 
 import dataclasses
 import gc
@@ -19,9 +22,10 @@ from planner.program import Trace
 
 
 def record_loop(loop: CapturedLoop, capability: tuple[int, int]) -> Trace:
-    """Run a loop on the meta device and return its trace on a GPU of this compute capability.
+    """Run a loop on the meta device and return its trace.
 
-    Raises ModelError, DataDependentError or BatchTooLargeError with the place in the loop if the loop fails.
+    `capability` is the compute capability of the planned GPU. Raises ModelError, DataDependentError or
+    BatchTooLargeError with the place in the loop if the loop fails.
     """
     job, batch, recorder = loop.job, loop.batch, loop.recorder
     try:
@@ -40,9 +44,10 @@ def record_loop(loop: CapturedLoop, capability: tuple[int, int]) -> Trace:
 
 
 def _run(loop: CapturedLoop, stack: ExitStack) -> Notes:
-    """Run the loop of the first technique that defines a loop, and return the notes of all techniques.
+    """Run the loop and return the notes of all techniques.
 
-    The notes are in the order of the techniques. Their contexts (`open_loop`) are entered on `stack`.
+    The loop is of the first technique that defines one. The notes are in the order of the techniques. Their
+    contexts (`open_loop`) are entered on `stack`.
     """
     readers = [stack.enter_context(one.open_loop(loop)) for one in loop.techniques]
     run = next(one.run_loop for one in loop.techniques if one.run_loop is not None)

@@ -1,4 +1,7 @@
-"""Track the CUDA streams of a captured process, to tell on which stream an operator's memory is allocated."""
+"""Track the current CUDA stream of a captured process.
+
+An operator's memory is allocated on the stream.
+"""
 
 from bisect import bisect_right
 from collections import Counter
@@ -13,10 +16,10 @@ _LEAF_NODE = 2**63  # sequence numbers of nodes that accumulate into leaves are 
 
 
 class Streams:
-    """The current stream of Python code, and the streams of the nodes of backward passes.
+    """A tracker of the current CUDA stream.
 
-    Autograd runs a node on the stream of its forward operator (autograd/engine.cpp), unless Python code in
-    the node enters another stream.
+    It covers Python code and the nodes of backward passes. Autograd runs a node on the stream of its forward
+    operator (autograd/engine.cpp), unless Python code in the node enters another stream.
     """
 
     def __init__(self) -> None:
@@ -27,7 +30,7 @@ class Streams:
         self._changes: list[tuple[int, int]] = [(0, DEFAULT_STREAM)]
 
     def make(self, priority: int = 0) -> int:
-        """Return the number of the next stream in the pool for a priority."""
+        """Return the number of the next stream of a priority in the pool."""
         self._made[priority] += 1
         return 1 + (self._made[priority] - 1) % STREAM_POOL + STREAM_POOL * -priority
 
@@ -42,13 +45,13 @@ class Streams:
         self._note_change(self._entered[-1][0])
 
     def set(self, stream: int) -> None:
-        """Replace the current stream, without a matching `leave`."""
+        """Replace the current stream. Needs no matching `leave`."""
         self._entered[-1] = stream, _running_node()
         self._note_change(stream)
 
     @property
     def current(self) -> int:
-        """Return the number of the stream on which the running code or autograd node queues work."""
+        """Return the number of the stream that receives work now."""
         if not self._made:
             return DEFAULT_STREAM
         stream, entered_in = self._entered[-1]
@@ -60,7 +63,7 @@ class Streams:
         return self._changes[bisect_right(self._changes, node, key=itemgetter(0)) - 1][1]
 
     def _note_change(self, stream: int) -> None:
-        """Record that autograd nodes that are made after this call belong to a stream."""
+        """Record that autograd nodes made from now on belong to a stream."""
         number = torch._C._autograd._get_sequence_nr()
         while self._changes and self._changes[-1][0] >= number:
             self._changes.pop()
@@ -68,6 +71,6 @@ class Streams:
 
 
 def _running_node() -> int | None:
-    """Return the sequence number of the autograd node that runs, or None if no node runs."""
+    """Return the sequence number of the running autograd node, or None if none runs."""
     node = torch._C._current_autograd_node()
     return None if node is None else node._sequence_nr()

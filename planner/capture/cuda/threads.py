@@ -1,4 +1,7 @@
-"""Replace functions of torch for a plan's threads alone; threads that already run see the originals."""
+"""Replace functions of torch only for the threads of a plan.
+
+Threads that already run see the originals.
+"""
 
 import functools
 import sys
@@ -10,7 +13,7 @@ from typing import Any
 
 
 def beside_other_threads(new: Any, plain: Any) -> Any:
-    """Return a version of `new` that behaves as `plain` in other threads that are already running.
+    """Return a version of `new` that behaves as `plain` in other running threads.
 
     Threads that a model starts later belong to the plan and see `new`. If no other thread runs, or if `new`
     is not a function, method or property, `new` itself is returned.
@@ -31,11 +34,14 @@ def beside_other_threads(new: Any, plain: Any) -> Any:
 
 
 def do_nothing(*_: Any) -> None:
-    """Do nothing; the function replaces a plan's hooks in other threads."""
+    """Do nothing, in place of a plan's hook in another thread."""
 
 
 def caller_frame(depth: int = 1) -> FrameType:
-    """Return the frame of the caller, as `sys._getframe(depth)` does, skipping the frames of this module."""
+    """Return the frame of the caller, without counting frames of this module.
+
+    `depth` is counted as in `sys._getframe(depth)`.
+    """
     frame = sys._getframe(depth + 1)
     while frame.f_globals.get("__name__") == __name__ and frame.f_back is not None:
         frame = frame.f_back

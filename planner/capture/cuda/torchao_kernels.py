@@ -30,16 +30,19 @@ def _int_mm(operator: object, dtype: object, first: Tensor, second: Tensor) -> T
 
 
 class _TimedProduct:
-    """The stand-in for torchao's INT8 product with row and column scales, which Triton's autotuner times.
+    """The stand-in for torchao's scaled INT8 product, which Triton autotunes.
 
-    The product is in prototype/quantized_training/int8_mm.py.
+    The product has row and column scales. The product is in prototype/quantized_training/int8_mm.py.
     """
 
     def __init__(self) -> None:
         self._timed: set[tuple[object, ...]] = set()
 
     def __call__(self, first: Tensor, second: Tensor, row_scale: Tensor, col_scale: Tensor) -> Tensor:
-        """Return the product; for new sizes or strides, also allocate and free the autotuner's buffer."""
+        """Return an empty tensor for the product.
+
+        For new sizes or strides, also allocates and frees the buffer of Triton's autotuner.
+        """
         product = row_scale.new_empty(first.shape[0], second.shape[1])
         key = (*first.shape, second.shape[1], first.stride(1), second.stride(0))
         if key not in self._timed:

@@ -1,8 +1,8 @@
-"""Skip the launches of Triton kernels in a capture, since kernels allocate no memory.
+"""Skip the launches of Triton kernels in a capture.
 
-The Python code around a kernel allocates its outputs and temporaries, and runs unchanged. If Triton is not
-installed, stand-ins for its modules let user code and libraries of kernels import it. torch, and libraries
-that check whether Triton is installed, find that it is not.
+Kernels allocate no memory. The Python code around a kernel allocates its outputs and temporaries, and runs
+unchanged. If Triton is not installed, stand-ins for its modules let user code and libraries of kernels import
+it. torch, and libraries that check whether Triton is installed, find that it is not.
 """
 
 import importlib.abc
@@ -22,7 +22,7 @@ _RUNNERS = (("triton.runtime.jit", "JITFunction"), ("triton.runtime.autotuner", 
 
 
 class _Kernel:
-    """The stand-in for a kernel that Triton would compile; `kernel[grid](...)` launches nothing."""
+    """The stand-in for a Triton kernel. `kernel[grid](...)` launches nothing."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.fn = self.__wrapped__ = function
@@ -32,11 +32,14 @@ class _Kernel:
         return lambda *args, **kwargs: None
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: a function called without a grid is a device function, which only kernels call."""
+        """Do nothing, in place of a call of a device function. Only kernels call device functions."""
 
 
 class _Name:
-    """The stand-in for any name of Triton that only kernels use, such as a type, function or decorator."""
+    """The stand-in for any name of Triton that only kernels use.
+
+    Examples are types, functions and decorators.
+    """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return args[0] if args else self
@@ -76,12 +79,12 @@ class _Config:
         vars(self).update(options)
 
     def all_kwargs(self) -> dict[str, Any]:
-        """Return one dictionary of the kernel's constants and its compile options."""
+        """Return the kernel's constants and compile options in one dictionary."""
         return {**self.kwargs, **{name: value for name, value in vars(self).items() if name != "kwargs"}}
 
 
 class _Module(ModuleType):
-    """The stand-in for a module of Triton, which has an attribute of any name."""
+    """The stand-in for a module of Triton. It has an attribute of any name."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -94,7 +97,7 @@ def _jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
 
 
 def _passing(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
-    """Return a decorator that returns the kernel unchanged; it replaces an autotuning decorator."""
+    """Return a decorator that returns a kernel unchanged. It replaces Triton's decorators for autotuning."""
     return lambda kernel: kernel
 
 
@@ -114,7 +117,10 @@ _HOST = {  # names of Triton that Python code on the host calls
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """An import finder that gives stand-ins for Triton's modules to all code but the libraries in `_ASKS`."""
+    """An import finder that returns stand-ins for Triton's modules.
+
+    Libraries in `_ASKS` do not get the stand-ins.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -132,7 +138,10 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _asks() -> bool:
-    """Return whether the importing code belongs to a library in `_ASKS`, which works without Triton."""
+    """Return whether the importing code belongs to a library in `_ASKS`.
+
+    Such a library works without Triton.
+    """
     frame: Any = sys._getframe(2)
     while frame is not None:
         name = frame.f_globals.get("__name__", "").partition(".")[0]
@@ -144,7 +153,7 @@ def _asks() -> bool:
 
 @contextmanager
 def triton_importable() -> Iterator[None]:
-    """Let user code import stand-ins for Triton inside the context, if Triton is not installed."""
+    """Let user code import stand-ins for Triton inside the context. Does nothing if Triton is installed."""
     if _NAME in sys.modules or importlib.util.find_spec(_NAME) is not None:
         yield
         return

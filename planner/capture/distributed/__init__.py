@@ -1,1 +1,4 @@
-"""Run one rank of a distributed job by torch's own code, with collectives that send nothing."""
+"""Run one rank of a distributed job by torch's own code.
+
+Collectives send nothing.
+"""

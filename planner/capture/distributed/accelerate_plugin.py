@@ -1,7 +1,7 @@
-"""Shard a model as accelerate does if its FullyShardedDataParallelPlugin selects FSDP2.
+"""Shard a model as accelerate's FSDP2 plugin does.
 
-accelerate's own functions decide which modules are sharded together, and shard a model on the CPU.
-Facts from accelerate 1.15 (utils/fsdp_utils.py).
+The plugin is FullyShardedDataParallelPlugin. accelerate's own functions decide which modules are sharded
+together, and shard a model on the CPU. Facts from accelerate 1.15 (utils/fsdp_utils.py).
 """
 
 import importlib
@@ -26,10 +26,10 @@ _OF_LAUNCHER = "FSDP_"  # prefix of variables from which a plugin reads options 
 def shard_by_accelerate(
     model: nn.Module, arguments: FsdpArguments, options: Mapping[str, Any], mesh: Any
 ) -> str:
-    """Shard a model in place as accelerate's plugin does, and return a note on the sharded classes.
+    """Shard a model in place as accelerate's plugin does.
 
-    `arguments` are the plugin's options, and `options` are keywords of `fully_shard`. Raises UsageError if
-    accelerate is not installed, or refuses the options or the model.
+    Returns a note on the sharded classes. `arguments` are the plugin's options, and `options` are keywords of
+    `fully_shard`. Raises UsageError if accelerate is not installed, or refuses the options or the model.
     """
     try:
         library = importlib.import_module("accelerate.utils")

@@ -1,7 +1,8 @@
-"""Take part in sharded checkpoints without files, since only one rank's part exists.
+"""Replace sharded checkpoints by versions without files.
 
-`torch.distributed.checkpoint` copies shards to the CPU to write them, and reads files into existing shards,
-so neither takes memory of the GPU (filesystem.py and default_planner.py of 2.13).
+Only one rank's part of a checkpoint exists. `torch.distributed.checkpoint` copies shards to the CPU to write
+them, and reads files into existing shards, so neither takes memory of the GPU (filesystem.py and
+default_planner.py of 2.13).
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,7 +26,7 @@ def replacements() -> Iterator[Replacement]:
 
 
 def _save(state_dict: Mapping[str, Any], *_: Any, **__: Any) -> None:
-    """Get the state of each object in `state_dict` that has a state, as `save` does."""
+    """Call `state_dict` of each stateful object, as `save` does. Nothing is written."""
     for value in state_dict.values():
         if _has_state(value):
             value.state_dict()
@@ -39,7 +40,7 @@ def _async_save(state_dict: Mapping[str, Any], *_: Any, **__: Any) -> "Future[No
 
 
 def _load(state_dict: Mapping[str, Any], *_: Any, **__: Any) -> None:
-    """Load into each object that has a state its own state, as `load` does after reading the files."""
+    """Load the own state of each stateful object into the object. `load` does so after it reads the files."""
     for value in state_dict.values():
         if _has_state(value):
             value.load_state_dict(value.state_dict())

@@ -1,9 +1,10 @@
-"""Make DistributedDataParallel in users' code run on meta tensors, with a process group that sends nothing.
+"""Run DistributedDataParallel of user code on meta tensors.
 
-torch's own reducer makes the buckets, follows `static_graph` and `find_unused_parameters`, and rebuilds the
-buckets for the second step; its C++ code runs on meta tensors unchanged. There are two differences: ranks
-agree on shapes and on the order of gradients without communication, and a reduction ends immediately. NCCL's
-process group holds the tensors of a collective until the next collective (pytorch/pytorch#148590).
+The process group sends nothing. torch's own reducer makes the buckets, follows `static_graph` and
+`find_unused_parameters`, and rebuilds the buckets for the second step; its C++ code runs on meta tensors
+unchanged. There are two differences: ranks agree on shapes and on the order of gradients without
+communication, and a reduction ends immediately. NCCL's process group holds the tensors of a collective until
+the next collective (pytorch/pytorch#148590).
 """
 
 import functools
@@ -36,16 +37,19 @@ class Reduction:
     synchronize = is_completed = is_success = wait
 
     def get_future(self) -> Any:
-        """Return a completed future with a list of the reduced tensor."""
+        """Return a completed future that holds a list of the reduced tensor."""
         return _done([self._tensor])
 
     def result(self) -> list[Tensor]:
-        """Return a list of the reduced tensor."""
+        """Return the reduced tensor in a list."""
         return [self._tensor]
 
 
 class _Reducing:
-    """A replacement for all-reduce that keeps the last asynchronously reduced tensor alive."""
+    """A replacement for all-reduce that keeps the last reduced tensor alive.
+
+    Only asynchronous reductions keep tensors.
+    """
 
     def __init__(self) -> None:
         self._plain = c10d.all_reduce
@@ -54,9 +58,10 @@ class _Reducing:
     def all_reduce(
         self, tensor: Tensor, op: Any = c10d.ReduceOp.SUM, group: Any = None, async_op: bool = False
     ) -> Reduction | None:
-        """Reduce a tensor; with `async_op`, hold the tensor until the next asynchronous reduction.
+        """Reduce a tensor.
 
-        Returns None if the reduction is synchronous, or if the rank is not in the group.
+        With `async_op`, the tensor is held until the next asynchronous reduction. Returns None if the
+        reduction is synchronous, or if the rank is not in the group.
         """
         if not async_op:
             self._plain(tensor, op, group)
@@ -67,7 +72,7 @@ class _Reducing:
         return Reduction(tensor)
 
     def reduce_bucket(self, group: Any, bucket: Any) -> Any:
-        """Reduce a bucket of gradients, and return a completed future, as a communication hook does."""
+        """Reduce a bucket of gradients, and return a completed future. Serves as DDP's communication hook."""
         buffer = bucket.buffer()
         self.all_reduce(buffer, group=group, async_op=True)
         return _done(buffer)
@@ -94,11 +99,11 @@ def replacements() -> Iterator[Replacement]:
 
 
 def _on_meta(plain: Callable[..., None]) -> Callable[..., None]:
-    """Return a replacement for DDP's constructor that ignores `device_ids` and `output_device`.
+    """Return a replacement for DDP's constructor `plain`.
 
-    The meta device has no index. The original constructor is postponed until the set-up is recorded, so that
-    the constructor's allocations are recorded. Until then the DDP object only holds the module. Raises
-    UsageError for options that are not planned.
+    The replacement ignores `device_ids` and `output_device`. The meta device has no index. The original
+    constructor is postponed until the set-up is recorded, so that the constructor's allocations are recorded.
+    Until then the DDP object only holds the module. Raises UsageError for options that are not planned.
     """
 
     @functools.wraps(plain)
@@ -127,7 +132,10 @@ def _on_meta(plain: Callable[..., None]) -> Callable[..., None]:
 
 
 def _with_hook(plain: Callable[..., Any], reducing: _Reducing) -> Callable[..., Any]:
-    """Return a replacement for DDP's `_pre_forward` that registers the reducing hook, once for each model."""
+    """Return a version of DDP's `_pre_forward` that first registers the reducing hook.
+
+    The hook is registered once for each model.
+    """
 
     @functools.wraps(plain)
     def before(self: Any, *inputs: Any, **kwargs: Any) -> Any:

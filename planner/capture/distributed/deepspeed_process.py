@@ -1,7 +1,8 @@
-"""Make the process a rank of DeepSpeed on meta tensors, with a replaced accelerator and process group.
+"""Make the process a rank of DeepSpeed on meta tensors.
 
-DeepSpeed gets devices, streams and compiled operators from its accelerator, so its engines run unchanged.
-Tensors that the engines make on the CPU are meta tensors too, and take no memory of the GPU.
+The accelerator and the process group are replaced. DeepSpeed gets devices, streams and compiled operators
+from its accelerator, so its engines run unchanged. Tensors that the engines make on the CPU are meta tensors
+too, and take no memory of the GPU.
 """
 
 import functools
@@ -68,9 +69,10 @@ def deepspeed_process(ranks: int, placement: Placement) -> Iterator[None]:
 
 
 def import_deepspeed() -> None:
-    """Import DeepSpeed; must be called before functions of torch are replaced.
+    """Import DeepSpeed.
 
-    Raises UsageError if DeepSpeed does not import, or if its version is not supported.
+    Must be called before functions of torch are replaced. Raises UsageError if DeepSpeed does not import, or
+    if its version is not supported.
     """
     try:
         import deepspeed
@@ -92,9 +94,10 @@ def _is_of_deepspeed(frame: FrameType) -> bool:
 
 
 def _making(plain: Callable[..., Tensor], placement: Placement) -> Callable[..., Tensor]:
-    """Return a replacement for `plain` that makes DeepSpeed's CPU tensors as meta tensors of the host.
+    """Return a version of `plain` that makes DeepSpeed's CPU tensors on the meta device.
 
-    The replacement affects calls from DeepSpeed's modules with the device `cpu` or `meta`.
+    The tensors count as memory of the host. The replacement affects calls from DeepSpeed's modules with the
+    device `cpu` or `meta`.
     """
 
     @functools.wraps(plain)
@@ -113,9 +116,10 @@ def _making(plain: Callable[..., Tensor], placement: Placement) -> Callable[...,
 
 
 def _reads() -> dict[str, Callable[[Tensor], Any]]:
-    """Return, by name, methods of `Tensor` that return 0 or False to DeepSpeed's code for a meta tensor.
+    """Return replacements for `Tensor` methods that read a value.
 
-    DeepSpeed reads the norms of gradients, and whether a gradient overflows.
+    The replacements return 0 or False to DeepSpeed for a meta tensor. DeepSpeed reads the norms of gradients,
+    and whether a gradient overflows.
     """
 
     def answering(plain: Callable[[Tensor], Any], answer: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
@@ -133,7 +137,10 @@ def _reads() -> dict[str, Callable[[Tensor], Any]]:
 
 
 def _compare(ints: list[int]) -> None:
-    """Allocate and free the tensors with which DeepSpeed compares integers among ranks (zero/utils.py)."""
+    """Allocate and free the tensors that DeepSpeed uses to compare integers among ranks.
+
+    Source: zero/utils.py.
+    """
     torch.empty((), dtype=torch.int64, device="meta")
     torch.empty(len(ints), dtype=torch.int64, device="meta")
 
@@ -151,13 +158,16 @@ def _state_kept(module: ModuleType) -> Iterator[None]:
 
 
 class _Operators:
-    """The stand-in for a builder of compiled operators, whose kernels work in place and allocate nothing."""
+    """The stand-in for DeepSpeed's builder of compiled operators.
+
+    The kernels of the operators work in place and allocate nothing.
+    """
 
     def __init__(self, name: str = "") -> None:
         self.name = self.NAME = name
 
     def load(self, *_: Any, **__: Any) -> Any:
-        """Return the operators that DeepSpeed's engines call on a GPU, with Adam's kernels doing nothing."""
+        """Return the operators that DeepSpeed's engines call on a GPU. Adam's kernels do nothing."""
         return SimpleNamespace(
             flatten=torch._utils._flatten_dense_tensors,
             unflatten=torch._utils._unflatten_dense_tensors,
@@ -167,7 +177,7 @@ class _Operators:
 
 
 def make_accelerator(placement: Placement) -> Any:
-    """Return an accelerator of DeepSpeed that behaves like CUDA on the planned GPU without using CUDA."""
+    """Return a DeepSpeed accelerator that acts as CUDA on the planned GPU. It does not use CUDA."""
     base: Any = importlib.import_module("deepspeed.accelerator.cuda_accelerator").CUDA_Accelerator
     streams = placement.streams
 

@@ -1,7 +1,7 @@
-"""Hide the process's process groups during a plan, so that a plan under torchrun can make another group.
+"""Hide the process's process groups during a plan.
 
-No message is sent and no group is destroyed: torch's tables of groups are emptied and refilled
-(torch/distributed/distributed_c10d.py).
+A plan under torchrun can then make another group. No message is sent and no group is destroyed: torch's
+tables of groups are emptied and refilled (torch/distributed/distributed_c10d.py).
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from torch.distributed import distributed_c10d
 
 @contextmanager
 def groups_aside() -> Iterator[None]:
-    """Hide all existing process groups from torch inside the context, and restore them on exit."""
+    """Hide existing process groups from torch inside the context. The groups are restored on exit."""
     if not distributed.is_initialized():
         yield
         return

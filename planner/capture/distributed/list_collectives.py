@@ -1,4 +1,4 @@
-"""Allocate the flat buffer on which NCCL runs a collective over a list of tensors.
+"""Allocate NCCL's flat buffer for a collective over a list of tensors.
 
 Source: `allgather` and `reduce_scatter` in torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp. Lists of tensors
 of different shapes are sent one by one, without a buffer.
@@ -23,7 +23,7 @@ def replacements() -> Iterator[Replacement]:
 
 
 def _with_buffer(place: int, keyword: str, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a collective, and hold the flat buffer of its list of tensors during the call.
+    """Call the collective `plain` while a flat buffer of its tensors is allocated.
 
     The list is the argument at position `place`, or named `keyword`.
     """
@@ -35,7 +35,7 @@ def _with_buffer(place: int, keyword: str, plain: Callable[..., Any], *args: Any
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor | None:
-    """Return a new tensor as large as all tensors together, or None if the tensors differ in shape."""
+    """Return a new tensor as large as all tensors together, or None if their shapes differ."""
     if len({one.shape for one in tensors}) != 1:
         return None
     return tensors[0].new_empty((len(tensors), *tensors[0].shape))

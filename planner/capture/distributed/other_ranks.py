@@ -1,4 +1,4 @@
-"""Run other ranks of a job for the messages that they send to the planned rank.
+"""Run other ranks of a job to get messages for the planned rank.
 
 A message is metadata of a pipeline stage, or a list of Python objects.
 
@@ -21,11 +21,11 @@ _Result = TypeVar("_Result")
 
 
 class OtherRankError(PlannerError):
-    """The base class of the errors that stop a rank's run because of a message between ranks."""
+    """Base class of errors that stop a rank at a message between ranks."""
 
 
 class MessageNeededError(OtherRankError):
-    """Raised if a rank receives a message that its sender has not sent yet."""
+    """Error of a rank that receives a message before it is sent."""
 
     def __init__(self, message: Hashable, sender: int) -> None:
         """Create the error for a message and the rank that sends the message."""
@@ -34,11 +34,14 @@ class MessageNeededError(OtherRankError):
 
 
 class _MessageSentError(OtherRankError):
-    """Raised to end a run once the rank has sent the message for which it is run."""
+    """Error that ends a rank's run after the wanted message is sent."""
 
 
 class OtherRanks:
-    """The messages that ranks of a job have sent, by name, and the way to get a missing message."""
+    """The messages that ranks of a job have sent, by name.
+
+    A missing message is got by a run of its sender.
+    """
 
     def __init__(self) -> None:
         """Start without messages."""
@@ -46,7 +49,10 @@ class OtherRanks:
         self._wanted: Hashable = None
 
     def trace(self, rank: int, run: Callable[[int], _Result]) -> _Result:
-        """Return `run(rank)`, which is retried after the sender of a missing message has been run."""
+        """Return `run(rank)`, retried until no message is missing.
+
+        The sender of a missing message is run before each retry.
+        """
         while True:
             try:
                 return run(rank)
@@ -54,9 +60,10 @@ class OtherRanks:
                 self._learn(needed, run)
 
     def _learn(self, needed: MessageNeededError, run: Callable[[int], Any], *waiting: Hashable) -> None:
-        """Run the sender of a needed message until it is sent; `waiting` are messages that depend on it.
+        """Run the sender of a needed message until the message is sent.
 
-        Raises UsageError if ranks wait for each other, or if the sender does not send the message.
+        `waiting` are messages that depend on the needed message. Raises UsageError if ranks wait for each
+        other, or if the sender does not send the message.
         """
         while needed.message not in self._sent:
             self._wanted = needed.message
@@ -74,19 +81,22 @@ class OtherRanks:
                 self._wanted = None
 
     def send(self, message: Hashable, content: Any) -> None:
-        """Store a message's content for other ranks, and end the run if it is only for this message."""
+        """Store a message's content for other ranks.
+
+        Raises _MessageSentError if the run is only for this message.
+        """
         self._sent[message] = content
         if message == self._wanted:
             raise _MessageSentError(f"{message} is sent")
 
     def receive(self, message: Hashable, sender: int) -> Any:
-        """Return a message's content. Raises MessageNeededError if the sender has not sent it."""
+        """Return a message's content. Raises MessageNeededError if the sender has not sent the message."""
         if message not in self._sent:
             raise MessageNeededError(message, sender)
         return self._sent[message]
 
     def replacements(self) -> Iterator[Replacement]:
-        """Yield the replacement for `broadcast_object_list`, whose objects torch sends as bytes."""
+        """Yield the replacement for `broadcast_object_list`. torch sends the objects as bytes."""
         counts: Counter[Hashable] = Counter()
 
         def broadcast(

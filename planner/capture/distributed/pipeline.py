@@ -1,8 +1,9 @@
-"""Run the pipeline stages (`torch.distributed.pipelining`) of one rank without the other ranks.
+"""Run one rank's pipeline stages without the other ranks.
 
-Before its first step a stage receives from the previous stage the metadata of its inputs, and from the next
-stage the metadata of the gradients of its outputs. In a plan the rank of the previous stage is traced first,
-until it sends its metadata. Gradients have the shapes of the tensors that were sent.
+The stages are of `torch.distributed.pipelining`. Before its first step a stage receives from the previous
+stage the metadata of its inputs, and from the next stage the metadata of the gradients of its outputs. In a
+plan the rank of the previous stage is traced first, until it sends its metadata. Gradients have the shapes of
+the tensors that were sent.
 """
 
 import functools
@@ -17,7 +18,10 @@ from planner.capture.distributed.other_ranks import OtherRanks
 
 
 def replacements(ranks: OtherRanks) -> Iterator[Replacement]:
-    """Yield replacements for methods of stages and schedules that communicate or need a GPU."""
+    """Yield replacements for methods of pipeline stages and schedules.
+
+    The methods communicate or need a GPU.
+    """
     from torch.distributed.pipelining import schedules, stage as stages
 
     yield stages._PipelineStageBase, "__init__", _on_meta(stages._PipelineStageBase.__init__)
@@ -50,14 +54,17 @@ def _receiving(ranks: OtherRanks) -> Callable[..., Any]:
 
 
 def _message(stage: Any, meta: Any) -> None:
-    """Allocate and free the two tensors of a sent or received object: its size and its bytes."""
+    """Allocate and free the two tensors that carry an object between ranks.
+
+    The tensors hold the object's size and bytes.
+    """
     size = torch.empty(1, dtype=torch.int64, device=stage.device)
     content = torch.empty(len(pickle.dumps(meta)), dtype=torch.uint8, device=stage.device)
     del size, content
 
 
 def _on_meta(plain: Callable[..., None]) -> Callable[..., None]:
-    """Return a replacement for a stage's constructor that uses the meta device if `device` is a GPU."""
+    """Return a version of a stage's constructor that replaces a CUDA device by the meta device."""
 
     @functools.wraps(plain)
     def make(
@@ -78,7 +85,10 @@ def _on_meta(plain: Callable[..., None]) -> Callable[..., None]:
 
 
 def _vote(plain: Callable[..., None]) -> Callable[..., None]:
-    """Return a version of `_warmup_p2p` in which only this rank's stages vote on how metadata is inferred."""
+    """Return a version of `_warmup_p2p` in which only this rank's stages vote.
+
+    The vote decides how metadata is inferred.
+    """
 
     @functools.wraps(plain)
     def vote(self: Any, stages: list[Any], has_backward: bool, p2p_done: bool) -> None:

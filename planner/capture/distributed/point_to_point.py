@@ -1,8 +1,9 @@
-"""Replace sends and receives between ranks, so that they hold tensors as long as NCCL's process group does.
+"""Replace sends and receives between ranks.
 
-A transfer's tensor lives until the current stream waits for the transfer. The tensor of a single transfer is
-also an output of its work object and lives as long as the object (`pointToPoint` of ProcessGroupNCCL.cpp in
-2.13). A batch of transfers is one work object without outputs.
+Tensors are held as long as by NCCL's process group. A transfer's tensor lives until the current stream waits
+for the transfer. The tensor of a single transfer is also an output of its work object and lives as long as
+the object (`pointToPoint` of ProcessGroupNCCL.cpp in 2.13). A batch of transfers is one work object without
+outputs.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,10 +16,13 @@ from planner.capture.cuda.names import Replacement
 
 
 class Transfer:
-    """The work object of a transfer that is already done, which keeps the transfer's tensors alive."""
+    """The work object of a finished transfer, which keeps its tensors alive."""
 
     def __init__(self, held: tuple[Tensor, ...], outputs: tuple[Tensor, ...] = ()) -> None:
-        """Keep the tensors `held` alive until `wait` is called, and `outputs` as long as the object lives."""
+        """Store the tensors to keep alive.
+
+        `held` are kept until `wait` is called, `outputs` as long as the object lives.
+        """
         self._held = held
         self._outputs = outputs
 
@@ -36,19 +40,19 @@ class Transfer:
     is_success = is_completed
 
     def result(self) -> list[Tensor]:
-        """Return a list of a single transfer's tensor, or an empty list for a batch of transfers."""
+        """Return the tensor of a single transfer in a list. The list is empty for a batch of transfers."""
         return list(self._outputs)
 
 
 def replacements() -> Iterator[Replacement]:
-    """Yield replacements for the functions of torch.distributed that start transfers."""
+    """Yield replacements for torch.distributed's functions that start transfers."""
     for name in ("isend", "irecv"):
         yield from in_both(name, _start)
     yield from in_both("batch_isend_irecv", _start_batch)
 
 
 def in_both(name: str, new: Callable[..., Any]) -> Iterator[Replacement]:
-    """Yield replacements for the function `name` in its module and in the package that re-exports it.
+    """Yield replacements for the function `name` in both modules that export it.
 
     `new` is called with the original function, followed by the arguments.
     """

@@ -24,7 +24,7 @@ from planner.program import NEWEST_TORCH, format_torch_version, torch_version_of
 
 
 class DeviceHandle:
-    """The stand-in for the module `torch.cuda` that torch.distributed uses for meshes on the meta device."""
+    """The stand-in for `torch.cuda` in meshes on the meta device. torch.distributed calls its methods."""
 
     Event = Handle
 
@@ -33,11 +33,11 @@ class DeviceHandle:
         self._streams = streams
 
     def Stream(self, device: Any = None, priority: int = 0) -> "PlannedStream":  # noqa: N802  # torch's name
-        """Return the next stream of the pool for `priority`."""
+        """Return the next stream of a priority in the pool."""
         return PlannedStream(self._streams, self._streams.make(priority))
 
     def stream(self, stream: "PlannedStream") -> "PlannedStream":
-        """Return the stream, which is a context manager that makes itself current."""
+        """Return the stream, which makes itself current as a context manager."""
         return stream
 
     def current_stream(self) -> "PlannedStream":
@@ -48,7 +48,7 @@ class DeviceHandle:
         """Return None, since the meta device has no index."""
 
     def device_count(self) -> int:
-        """Return the number of GPUs of a node, from which DTensor estimates communication costs."""
+        """Return the number of GPUs of a node. DTensor estimates communication costs from the number."""
         return GPUS_OF_A_NODE
 
 
@@ -78,7 +78,7 @@ def process_group(
 
 @contextmanager
 def _own_plans() -> Iterator[None]:
-    """Clear DTensor's cache of operator plans on entry and on exit.
+    """Clear DTensor's cache of operator plans on entry and exit.
 
     torch finds a plan by its mesh. Meshes of different ranks and jobs may be equal, but the groups in the
     meshes, and the names of the groups, differ.
@@ -93,7 +93,10 @@ def _own_plans() -> Iterator[None]:
 
 
 def _replacements(handle: DeviceHandle) -> Iterator[Replacement]:
-    """Yield replacements for torch's functions that fail or are recorded wrongly with meta tensors."""
+    """Yield replacements for functions of torch that do not work with meta tensors.
+
+    Some of them fail, others are recorded wrongly.
+    """
     from torch.distributed import _meta_registrations, device_mesh
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
     from torch.utils._python_dispatch import _disable_current_modes

@@ -1,1 +1,1 @@
-"""Run torch.compile's own pipeline on `meta` tensors, for the planned GPU."""
+"""Run torch.compile's own pipeline on `meta` tensors for the planned GPU."""

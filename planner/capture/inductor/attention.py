@@ -1,7 +1,7 @@
-"""Make attention on the fake tensors of torch's compiler select its backend as on the planned GPU.
+"""Select the attention backend for fake tensors as on the planned GPU.
 
-`scaled_dot_product_attention` selects its backend by CUDA code, which builds of torch without CUDA lack
-(`_fused_sdp_choice`, ATen/native/transformers/attention.cpp).
+The fake tensors are of torch's compiler. `scaled_dot_product_attention` selects its backend by CUDA code,
+which builds of torch without CUDA lack (`_fused_sdp_choice`, ATen/native/transformers/attention.cpp).
 """
 
 import warnings

@@ -1,6 +1,7 @@
-"""Run torch.compile in a capture: torch's compiler runs unchanged, and compiled code runs on meta tensors.
+"""Run torch.compile in a capture.
 
-The module uses private functions of torch 2.13; other versions are refused.
+torch's compiler runs unchanged, and compiled code runs on meta tensors. The module uses private functions of
+torch 2.13; other versions are refused.
 """
 
 import sys
@@ -46,7 +47,7 @@ Suspended = Callable[[], AbstractContextManager[object]]
 
 
 class Compiler:
-    """The replacements that make torch.compile work in one capture, for its planned GPU."""
+    """The replacements that make torch.compile work in one capture."""
 
     def __init__(self, recorder: Recorder, suspended: Suspended) -> None:
         """Prepare to compile for the recorder's GPU.
@@ -86,7 +87,10 @@ class Compiler:
             torch._dynamo.reset()
 
     def notes(self) -> tuple[str, ...]:
-        """Return notes on options that are not planned, and on matrix products that a GPU might pad."""
+        """Return notes on the parts of torch.compile that are not planned.
+
+        These are options that time kernels, and matrix products that a GPU might pad.
+        """
         notes = []
         if self._timed:
             notes.append(
@@ -113,10 +117,11 @@ class Compiler:
         return call
 
     def _guarding(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a version of dynamo's guard builder that builds under the dispatch keys of later checks.
+        """Return a version of dynamo's guard builder that runs inside the recorder.
 
-        Guards compare a tensor's dispatch keys, which include the keys of the thread. Guards on the identity
-        of torch's functions are dropped, since those functions are replaced when the guards are checked.
+        Guards compare a tensor's dispatch keys, which include the keys of the thread, and are checked inside
+        the recorder. Guards on the identity of torch's functions are dropped, since those functions are
+        replaced when the guards are checked.
         """
 
         def make_guards(
@@ -194,10 +199,10 @@ class Compiler:
 
 
 def _random_as_is(joint: Any, forward: Any, backward: Any, saved_sizes: int) -> tuple[Any, Any]:
-    """Return the forward and the backward graph unchanged, with their random operators.
+    """Return the forward and the backward graph unchanged.
 
-    It replaces `functionalize_rng_ops`. On a GPU, generators that take no memory repeat the random numbers in
-    the backward pass.
+    Their random operators stay. It replaces `functionalize_rng_ops`. On a GPU, generators that take no memory
+    repeat the random numbers in the backward pass.
     """
     return forward, backward
 
@@ -208,12 +213,15 @@ def _is_of_planner(frame: Any) -> bool:
 
 
 def learn_names_of_torch() -> None:
-    """Make dynamo build its table of torch's functions, which it builds once per process and by identity."""
+    """Make dynamo build its table of torch's functions.
+
+    dynamo builds the table once per process, by the functions' identity.
+    """
     get_torch_obj_rule_map()
 
 
 def _is_of_torch(guard: GuardFilterEntry) -> bool:
-    """Return whether a guard compares the identity of a function of torch."""
+    """Return whether a guard checks the identity of a torch function."""
     is_function = callable(guard.value) and not isinstance(guard.value, type | torch.nn.Module)
     module = str(getattr(guard.value, "__module__", None) or "torch")  # builtins have no module
     return guard.guard_type in _IDENTITIES and is_function and module.partition(".")[0] == "torch"

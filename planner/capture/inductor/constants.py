@@ -1,4 +1,7 @@
-"""Compute constants on the CPU that inductor computes on the GPU while it compiles."""
+"""Compute inductor's constants on the CPU instead of the GPU.
+
+inductor computes the constants while it compiles.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +17,7 @@ from planner.capture.patching import patched
 
 
 class _OnCpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that creates tensors on the CPU if code requests them on the GPU."""
+    """A dispatch mode that creates tensors on the CPU instead of the GPU."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -40,9 +43,10 @@ def constants_on_cpu() -> Iterator[None]:
 
 @contextmanager
 def _unfaked_on_cpu() -> Iterator[Any]:
-    """Disable the fake tensor mode inside the context, and create GPU tensors on the CPU instead.
+    """Disable the fake tensor mode inside the context.
 
-    While it traces, `proxy_call` uses the context to compute with the values of `torch.tensor([...])`.
+    Tensors requested on the GPU are created on the CPU. While it traces, `proxy_call` uses the context to
+    compute with the values of `torch.tensor([...])`.
     """
     with unset_fake_temporarily() as mode, _OnCpu():  # type: ignore[no-untyped-call]
         yield mode

@@ -1,8 +1,9 @@
-"""Run inductor's trees of CUDA graphs on meta tensors: warm-ups and recordings allocate in a private pool.
+"""Run inductor's trees of CUDA graphs on meta tensors.
 
-`CUDAGraphTreeManager` and its nodes (torch/_inductor/cudagraph_trees.py) run unchanged: they decide which
-function is warmed up, recorded or replayed, and which of its inputs are copied. They identify tensors by
-addresses, so storages get made-up addresses. A graph holds no operators, and its replay does nothing.
+Warm-ups and recordings allocate in a private pool. `CUDAGraphTreeManager` and its nodes
+(torch/_inductor/cudagraph_trees.py) run unchanged: they decide which function is warmed up, recorded or
+replayed, and which of its inputs are copied. They identify tensors by addresses, so storages get made-up
+addresses. A graph holds no operators, and its replay does nothing.
 """
 
 import weakref
@@ -26,14 +27,17 @@ _OP = "CUDA graph"
 
 
 class _Addresses:
-    """The made-up addresses of meta storages; outputs of a replay have the addresses of its recording."""
+    """The made-up addresses of meta storages. Outputs of a replay have the addresses of its recording."""
 
     def __init__(self) -> None:
         self._by_storage: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._next = _FIRST_ADDRESS
 
     def of(self, storage: UntypedStorage) -> int:
-        """Return a storage's address, assigned at the first request, or 0 if the storage has no bytes."""
+        """Return a storage's address, or 0 if the storage has no bytes.
+
+        The address is assigned at the first request.
+        """
         if not storage.nbytes():
             return 0
         if storage._cdata not in self._by_storage:
@@ -128,7 +132,10 @@ class CudaGraphs:
 
     @contextmanager
     def _capture(self, graph: "_Graph", **_: Any) -> Iterator[None]:
-        """Capture a graph as `torch.cuda.graph` does: empty the cache, then allocate in the private pool."""
+        """Record a graph inside the context, as `torch.cuda.graph` does.
+
+        The cache is emptied, then tensors are allocated in the private pool.
+        """
         self._memory.recorder.record_empty_cache()
         graph.begin()
         with self._memory.recorder.graph_pool():
@@ -139,7 +146,7 @@ class CudaGraphs:
         return start + int(tensor.storage_offset()) * tensor.element_size()
 
     def _storage_at(self, address: int, device: torch.device, size_bytes: int) -> UntypedStorage:
-        """Return a new meta storage with the given address, without recording an allocation."""
+        """Return a new meta storage at a made-up address. No allocation is recorded."""
         with _disable_current_modes():
             storage = UntypedStorage(size_bytes, device="meta")  # type: ignore[no-untyped-call]
         self._addresses.set(storage, address)
@@ -156,9 +163,10 @@ class _Stream:
 
 
 class _Graph:
-    """The stand-in for `torch.cuda.CUDAGraph`, which holds random number state on the GPU.
+    """The stand-in for `torch.cuda.CUDAGraph`.
 
-    The state is allocated as in CUDAGeneratorState::register_graph (ATen/cuda/CUDAGeneratorImpl.cpp).
+    It holds random number state on the GPU. The state is allocated as in CUDAGeneratorState::register_graph
+    (ATen/cuda/CUDAGeneratorImpl.cpp).
     """
 
     def __init__(self, memory: GpuMemory) -> None:
@@ -166,7 +174,7 @@ class _Graph:
         self._state: list[Tensor] = []
 
     def begin(self) -> None:
-        """Begin to capture: allocate the random number state."""
+        """Allocate the random number state."""
         self._state = [self._memory.allocate(_GENERATOR_BYTES, _OP) for _ in range(2)]
 
     def replay(self) -> None:

@@ -101,7 +101,7 @@ def _describing(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Wrappers:
-    """The wrapper classes of tensors, such as float8 weights, that are labelled as tensors on `cuda:0`."""
+    """Classes of wrapper tensors that are labelled as `cuda:0`. Float8 weights are an example."""
 
     def __init__(self, stack: ExitStack) -> None:
         """Store `stack`, which removes the labels when it closes."""

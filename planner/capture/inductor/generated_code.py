@@ -1,4 +1,4 @@
-"""Run the Python code that inductor generates for a graph on meta tensors.
+"""Run inductor's generated Python code on meta tensors.
 
 The generated code allocates, calls kernels and external operators, and deletes variables, in the same order
 as on a GPU. Names in the code that need a GPU are replaced by counterparts for meta tensors, so that the
@@ -22,16 +22,16 @@ _ALIGNMENT_BYTES = 16
 
 
 class _AsyncCompile:
-    """The stand-in for inductor's `AsyncCompile`, through which generated code compiles its kernels."""
+    """The stand-in for inductor's `AsyncCompile`. Generated code compiles its kernels through it."""
 
     kernels: Kernels
 
     def triton(self, name: str, source: str, device_str: str = "cuda") -> Any:
-        """Return the stand-in for the Triton kernel with a source, without compiling."""
+        """Return the stand-in for a Triton kernel. Nothing is compiled."""
         return self.kernels.get(source)
 
     def cpp_pybinding(self, argtypes: list[str], source: str, **options: Any) -> Any:
-        """Return a kernel for tensors on the CPU that does nothing."""
+        """Return a CPU kernel that does nothing."""
         return lambda *arguments: None
 
     def wait(self, scope: dict[str, Any]) -> None:
@@ -61,7 +61,10 @@ def load_wrapper(source: str, constants: Mapping[str, Any], kernels: Kernels) ->
 
 
 def _without_gpu_imports(source: str) -> ast.Module:
-    """Return the syntax tree of a generated module without its imports of Triton and of GPU streams."""
+    """Return a generated module's syntax tree without imports that need a GPU.
+
+    The imports are of Triton and of GPU streams.
+    """
     module = ast.parse(source)
     module.body = [statement for statement in module.body if not _imports_gpu(statement)]
     return module
@@ -79,7 +82,7 @@ def _empty_strided(size: Any, stride: Any, dtype: torch.dtype) -> Tensor:
 
 
 def _copy_if_misaligned(tensor: Tensor) -> Tensor:
-    """Return a tensor itself if it is aligned to 16 bytes, else a copy (torch/csrc/dynamo/guards.cpp)."""
+    """Return a tensor, or a copy if it is not aligned to 16 bytes. Source: torch/csrc/dynamo/guards.cpp."""
     if tensor.storage_offset() * tensor.element_size() % _ALIGNMENT_BYTES == 0:
         return tensor
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")

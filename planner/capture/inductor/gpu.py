@@ -1,4 +1,7 @@
-"""Answer inductor's queries about the GPU and Triton as on the planned GPU with Triton installed."""
+"""Answer inductor's queries about the GPU and Triton.
+
+The answers are as on the planned GPU with Triton installed.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -32,7 +35,7 @@ _NO_TRITON = utils.TritonAttrsDescriptorVersion.V0_NO_TRITON
 
 
 def gpu_properties(target: Target) -> SimpleNamespace:
-    """Return the planned GPU's properties under torch.cuda's names; values are as on the emulated GPU."""
+    """Return the planned GPU's properties under torch.cuda's names. The values are as on the emulated GPU."""
     described = describe_for_cudnn(target.capability, target.sm_count)
     major, minor = target.capability
     return SimpleNamespace(
@@ -99,7 +102,10 @@ def _always(value: Any) -> Any:
 
 
 def _where_imported(name: str, value: Any) -> Iterator[tuple[Any, str, Any]]:
-    """Yield (module, name, value) for each module of inductor that has imported the function `name`."""
+    """Yield a replacement for each module of inductor that imported the function `name`.
+
+    A replacement is (module, name, value).
+    """
     for path, module in sys.modules.copy().items():
         if path.startswith("torch._inductor") and callable(vars(module).get(name)):
             yield module, name, value

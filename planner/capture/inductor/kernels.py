@@ -1,4 +1,4 @@
-"""Replace inductor's Triton kernels by objects that only allocate the memory of autotuning.
+"""Replace inductor's Triton kernels by objects that only allocate memory for autotuning.
 
 `CachingAutotuner` (torch/_inductor/runtime/triton_heuristics.py) times the configurations of a kernel at its
 first launch, if there are several. Each timed launch gets clones of the arguments that the kernel changes. In
@@ -20,7 +20,7 @@ from planner.capture.patching import patched
 
 
 class Tuning(Struct, frozen=True):
-    """The properties of a kernel that decide the allocations of its first launch."""
+    """The properties of a kernel that decide what its first launch allocates."""
 
     arguments: tuple[str, ...]  # names of all arguments, in order
     changed: frozenset[str]  # names of arguments that the kernel changes
@@ -66,7 +66,7 @@ def tuning_of(source: str) -> Tuning:
 
 
 def _function_of(tree: ast.Module) -> tuple[ast.FunctionDef, ast.Call]:
-    """Find the kernel's function in its source, and the decorator call that names its heuristic.
+    """Return a kernel's function, and the decorator call that names its heuristic.
 
     Helper functions in the source, which combine values of a scan, have no such decorator.
     """
@@ -86,14 +86,14 @@ def _value(node: ast.expr) -> Any:
 
 @dataclass(slots=True)
 class Kernel:
-    """The stand-in for a Triton kernel of generated code, which computes nothing."""
+    """The stand-in for a Triton kernel of generated code. It computes nothing."""
 
     tuning: Tuning
     memory: GpuMemory
     _was_launched: bool = False
 
     def run(self, *arguments: Any, stream: Any = None, **_: Any) -> None:
-        """At the first launch, allocate the memory that timing the kernel's configurations takes."""
+        """Allocate, at the first launch, the memory that autotuning takes."""
         if self._was_launched:
             return
         self._was_launched = True
@@ -129,7 +129,7 @@ class Kernels:
     _by_source: dict[str, Kernel] = field(default_factory=dict)
 
     def get(self, source: str) -> Kernel:
-        """Return the kernel with a source, creating it at the first request."""
+        """Return the kernel with a source code. The kernel is created at the first request."""
         if source not in self._by_source:
             self._by_source[source] = Kernel(tuning_of(source), self.memory)
         return self._by_source[source]

@@ -1,7 +1,8 @@
-"""Record the memory that inductor allocates when it times matrix products with and without padding.
+"""Record the memory that inductor allocates to decide whether to pad matrix products.
 
-`pad_mm` (torch/_inductor/fx_passes/pad_mm.py) makes operands of the real sizes on the GPU. Which variant is
-faster is not known, so products are not padded, as on the emulated GPU, where nothing takes time.
+inductor times the products with and without padding. `pad_mm` (torch/_inductor/fx_passes/pad_mm.py) makes
+operands of the real sizes on the GPU. Which variant is faster is not known, so products are not padded, as on
+the emulated GPU, where nothing takes time.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +28,7 @@ class PaddingTimer:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Make inductor time matrix products by this timer inside the context."""
+        """Make inductor use this timer for matrix products inside the context."""
         cache = pad_mm.get_pad_cache()
         with (
             patched(pad_mm, "get_do_bench", lambda: self._time),
@@ -63,5 +64,8 @@ class PaddingTimer:
 
 
 def _is_worth_timing(*_: Any) -> bool:
-    """Return True, as inductor's own test does if nvidia-smi does not report the clock rates."""
+    """Return True, so that inductor times every matrix product.
+
+    inductor's own test returns True if nvidia-smi does not report the clock rates.
+    """
     return True

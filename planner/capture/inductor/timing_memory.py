@@ -1,4 +1,7 @@
-"""Record the memory of the planned GPU that torch's compiler allocates while it times kernels."""
+"""Record the memory that torch's compiler allocates to time kernels.
+
+The memory is of the planned GPU.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +16,10 @@ _OP = "inductor's benchmark"
 
 
 class GpuMemory:
-    """The memory of the planned GPU, whose allocations for timing are recorded as workspaces."""
+    """The memory of the planned GPU, for allocations of torch's compiler.
+
+    The allocations are recorded as workspaces.
+    """
 
     def __init__(self, recorder: Recorder, l2_bytes: int) -> None:
         self.recorder = recorder
@@ -27,10 +33,10 @@ class GpuMemory:
         return tensor
 
     def time(self, call: Callable[[], Any]) -> None:
-        """Run a call twice, as if inductor timed it: alone, then with a buffer that flushes the L2 cache.
+        """Run a call twice, as if inductor timed it.
 
-        On a GPU the call runs many times with the buffer (InductorBenchmarker.benchmark_gpu,
-        torch/_inductor/runtime/benchmarking.py).
+        The second run has a buffer that flushes the L2 cache. On a GPU the call runs many times with the
+        buffer (InductorBenchmarker.benchmark_gpu, torch/_inductor/runtime/benchmarking.py).
         """
         call()
         buffer = self.allocate(self._l2_bytes)
@@ -38,6 +44,6 @@ class GpuMemory:
         del buffer
 
     def bytes_below_peak(self) -> int:
-        """Return the number of bytes that can be allocated now without exceeding the previous peak."""
+        """Return how many more bytes can be allocated without a higher peak."""
         allocated, peak = self.recorder.allocated_bytes()
         return peak - allocated

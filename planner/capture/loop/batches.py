@@ -1,4 +1,7 @@
-"""Make uninitialised batches of a job, or lists of images and targets for torchvision's detectors."""
+"""Make uninitialised batches of a job.
+
+For torchvision's detectors, a batch is a list of images and a list of targets.
+"""
 
 import sys
 from collections.abc import Mapping
@@ -24,7 +27,7 @@ _DETECTORS = (
 
 
 def batch_loader(model: nn.Module, job: Job, batch: int) -> BatchLoader:
-    """Return a function that makes the job's batches of this size on the meta device."""
+    """Return a function that makes the job's batches on the meta device."""
     if _is_detector(model):
         return lambda: detection_batch(model, job, batch, "meta")
     known = known_contents(model, job, batch)
@@ -32,12 +35,12 @@ def batch_loader(model: nn.Module, job: Job, batch: int) -> BatchLoader:
 
 
 def evaluation_loader(model: nn.Module, job: Job, batch: int) -> BatchLoader:
-    """Return a function that makes the batches of the job's evaluation, by default as large as `batch`."""
+    """Return a function that makes the batches of the job's evaluation. `batch` is the default batch size."""
     return batch_loader(model, convert_inputs(evaluated_job(job)), job.loop.eval_batch or batch)
 
 
 def empty_batch(job: Job, batch: int, device: str, known: Mapping[str, Any] = MappingProxyType({})) -> Batch:
-    """Return uninitialised inputs and a target of this batch size on the device.
+    """Return a batch of uninitialised inputs and a target.
 
     `known` holds the values of some keyword inputs, which are copied to the device instead.
     """
@@ -56,10 +59,11 @@ def empty_batch(job: Job, batch: int, device: str, known: Mapping[str, Any] = Ma
 
 
 def detection_batch(model: nn.Module, job: Job, batch: int, device: str) -> Batch:
-    """Return `batch` images of the job's first input, with their targets unless the job's mode is `infer`.
+    """Return `batch` images with targets for a detector.
 
-    Each tensor is copied to the device separately. Boxes have varying sizes and positions; masks and
-    keypoints are included for models that need them.
+    The images have the shape of the job's first input. In the mode `infer` there are no targets. Each tensor
+    is copied to the device separately. Boxes have varying sizes and positions; masks and keypoints are
+    included for models that need them.
     """
     shape = job.samples.inputs[0].shape
     height, width = shape[-2:]
@@ -90,7 +94,7 @@ def _target(model: nn.Module, height: int, width: int, device: str) -> dict[str,
 
 
 def _boxes(height: int, width: int) -> Tensor:
-    """Return `OBJECTS` boxes centred on the image's diagonal.
+    """Return `OBJECTS` boxes on the image's diagonal.
 
     Their sides are an eighth to a half of the image's sides.
     """
@@ -102,7 +106,7 @@ def _boxes(height: int, width: int) -> Tensor:
 
 
 def _points(height: int, width: int, points: int) -> Tensor:
-    """Return the keypoints of each object: all of them visible, in the middle of the object's box."""
+    """Return the keypoints of each object. All keypoints are visible, in the middle of the object's box."""
     boxes = _boxes(height, width)
     middle = (boxes[:, None, :2] + boxes[:, None, 2:]) / 2
     return torch.cat((middle, torch.ones(OBJECTS, 1, 1)), 2).repeat(1, points, 1)

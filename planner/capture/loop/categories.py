@@ -10,14 +10,17 @@ from planner.program import Category
 
 
 def set_categories(recorder: Recorder, parameters: Iterable[nn.Parameter], optimizer: AnyOptimizer) -> None:
-    """Set the categories `GRADIENT` and `OPTIMIZER` for blocks that currently hold gradients and states."""
+    """Set the categories of blocks that now hold gradients or optimizer state.
+
+    The categories are `GRADIENT` and `OPTIMIZER`.
+    """
     set_gradients(recorder, parameters)
     for tensor in state_tensors(optimizer):
         recorder.set_category(tensor, Category.OPTIMIZER)
 
 
 def set_gradients(recorder: Recorder, parameters: Iterable[nn.Parameter]) -> None:
-    """Set the category `GRADIENT` for the blocks that currently hold gradients of `parameters`."""
+    """Set the category `GRADIENT` for blocks that now hold gradients of `parameters`."""
     for parameter in parameters:
         if parameter.grad is not None:
             recorder.set_category(parameter.grad, Category.GRADIENT)

@@ -1,7 +1,7 @@
-"""Checkpoint the repeated blocks of a model (`--checkpoint blocks`): run them again in the backward pass.
+"""Checkpoint the repeated blocks of a model (`--checkpoint blocks`).
 
-A model's own switch for checkpointing is used if there is one; else `torch.utils.checkpoint` wraps each
-block. Models that checkpoint by themselves do not need this module.
+The blocks run again in the backward pass. A model's own switch for checkpointing is used if there is one;
+else `torch.utils.checkpoint` wraps each block. Models that checkpoint by themselves do not need this module.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -21,10 +21,10 @@ _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 @contextmanager
 def checkpointed_blocks(model: nn.Module, job: Job) -> Iterator[tuple[str, ...]]:
-    """Checkpoint the model's blocks inside the context, and yield a note that names the blocks or the switch.
+    """Checkpoint the model's blocks inside the context.
 
-    A model's own switch stays on after the context. Raises ModelError if the model has
-    neither a switch nor repeated blocks.
+    Yields a note that names the blocks or the model's own switch. A model's own switch stays on after the
+    context. Raises ModelError if the model has neither a switch nor repeated blocks.
     """
     switch = _use_own_switch(model)
     if switch is not None:
@@ -46,10 +46,11 @@ def checkpointed_blocks(model: nn.Module, job: Job) -> Iterator[tuple[str, ...]]
 
 
 def _use_own_switch(model: nn.Module) -> str | None:
-    """Turn on a model's own gradient checkpointing, and return its switch's name, or None if it has none.
+    """Turn on a model's own gradient checkpointing.
 
-    The switches are methods of timm, transformers and diffusers. A model that refuses its switch counts
-    as a model without a switch: timm asserts, the others raise ValueError.
+    Returns the name of the switch, or None if the model has none. The switches are methods of timm,
+    transformers and diffusers. A model that refuses its switch counts as a model without a switch: timm
+    asserts, the others raise ValueError.
     """
     without_reentrance = {"use_reentrant": False}  # the default since transformers 5
     for name, *arguments in (
@@ -69,12 +70,12 @@ def _use_own_switch(model: nn.Module) -> str | None:
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the outermost repeated blocks of a model, in the order of its modules.
+    """Return the outermost repeated blocks of a model.
 
-    In each list of modules, the blocks are the modules of the class that holds most of the parameters, if the
-    list has several of them and they contain modules. Plain lists, and classes that are lists of blocks, such
-    as the stages of a ResNet, are searched instead. A class of blocks counts as blocks everywhere in the
-    model, unless it occurs inside blocks of another class.
+    The blocks have the order of the model's modules. In each list of modules, the blocks are the modules of
+    the class that holds most of the parameters, if the list has several of them and they contain modules.
+    Plain lists, and classes that are lists of blocks, such as the stages of a ResNet, are searched instead. A
+    class of blocks counts as blocks everywhere in the model, unless it occurs inside blocks of another class.
     """
     kinds = {kind for module in model.modules() if isinstance(module, _LISTS) for kind in _repeated(module)}
     for inner in [kind for kind in kinds if _occurs_inside(kind, kinds - {kind}, model)]:
@@ -83,12 +84,18 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def name_kinds(modules: Iterable[nn.Module]) -> str:
-    """Return the names of the modules' classes, such as "GPT2Block", each once and without FSDP's prefix."""
+    """Return the class names of modules, such as "GPT2Block", without duplicates.
+
+    FSDP's prefix is removed.
+    """
     return ", ".join(dict.fromkeys(type(module).__name__.removeprefix("FSDP") for module in modules))
 
 
 def _repeated(modules: nn.Module) -> set[type[nn.Module]]:
-    """Return a set with the class of the blocks that a list of modules repeats, empty if it repeats none."""
+    """Return the class of the blocks that a list of modules repeats.
+
+    The result is a set, which is empty if the list repeats no block.
+    """
     elements: dict[type[nn.Module], int] = {}
     for child in modules.children():
         elements[type(child)] = elements.get(type(child), 0) + sum(p.numel() for p in child.parameters())
@@ -108,7 +115,7 @@ def _occurs_inside(kind: type[nn.Module], others: set[type[nn.Module]], model: n
 
 
 def _outermost(module: nn.Module, kinds: set[type[nn.Module]]) -> Iterator[nn.Module]:
-    """Yield the modules of these classes that are not inside another module of these classes."""
+    """Yield the outermost modules of these classes."""
     if type(module) in kinds:
         yield module
         return
@@ -117,10 +124,10 @@ def _outermost(module: nn.Module, kinds: set[type[nn.Module]]) -> Iterator[nn.Mo
 
 
 def _run_again(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the forward method wrapped in a checkpoint, which has no effect if no gradients are recorded.
+    """Return the forward method wrapped in a checkpoint.
 
-    Lists among the arguments are copied: DenseNet passes its layers a list and appends to it afterwards,
-    which the second run must not see.
+    The checkpoint has no effect if no gradients are recorded. Lists among the arguments are copied: DenseNet
+    passes its layers a list and appends to it afterwards, which the second run must not see.
     """
 
     def forward_again(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,7 @@
-"""Build a user's loss (FILE.py:NAME), a callable of the output and optionally a target."""
+"""Build a user's loss (FILE.py:NAME).
+
+The loss is called with the output, and with a target if it takes a target.
+"""
 
 import inspect
 from collections.abc import Callable
@@ -32,7 +35,7 @@ class Criterion:
 
     @property
     def module(self) -> nn.Module | None:
-        """Return the loss if it is a module, whose buffers and parameters take memory, else None."""
+        """Return the loss, or None if it is not a module. The module's parameters and buffers take memory."""
         return self.call if isinstance(self.call, nn.Module) else None
 
     def notes(self) -> tuple[str, ...]:
@@ -46,10 +49,11 @@ class Criterion:
 
 
 def build_criterion(job: Job) -> Criterion | None:
-    """Return the user's loss with meta tensors, or None if the job names no code or does not train.
+    """Return the user's loss with meta tensors, or None if there is none.
 
-    A class, or a function that needs no argument, is called once and gives the loss. Raises UsageError if the
-    file or a target is missing, ModelError if the code fails.
+    There is none if the job names no code or does not train. A class, or a function that needs no argument,
+    is called once and gives the loss. Raises UsageError if the file or a target is missing, ModelError if the
+    code fails.
     """
     if not is_code(job.loop.loss) or job.loop.mode is not Mode.TRAIN:
         return None
@@ -89,7 +93,7 @@ _ANY = 2**31  # number of arguments that *args takes
 
 
 def _positional(made: Any) -> tuple[int, int]:
-    """Return the least and the largest number of positional arguments of a callable."""
+    """Return how many positional arguments a callable requires and accepts."""
     is_module = isinstance(made, nn.Module)
     try:
         parameters = inspect.signature(made.forward if is_module else made).parameters.values()

@@ -1,11 +1,11 @@
-"""Model DistributedDataParallel's memory in one process: buckets of gradients, and copies for broadcasts.
+"""Model DistributedDataParallel's memory in one process.
 
-There is no process group: buckets are real tensors on the device, filled by hooks as gradients arrive, and
-nothing is sent. The defaults are modelled: `find_unused_parameters=False`, no communication hook, and each
-backward pass synchronises. Facts from torch/nn/parallel/distributed.py (2.13), and from reducer.cpp and
-comm.cpp of torch/csrc/distributed/c10d (read in 1.10 and a version of 2.x); a test compares them with the
-real implementation. Some tensors of a few hundred bytes, by which ranks agree on shapes and on the order of
-gradients, are left out.
+It consists of buckets of gradients, and of copies for broadcasts. There is no process group: buckets are real
+tensors on the device, filled by hooks as gradients arrive, and nothing is sent. The defaults are modelled:
+`find_unused_parameters=False`, no communication hook, and each backward pass synchronises. Facts from
+torch/nn/parallel/distributed.py (2.13), and from reducer.cpp and comm.cpp of torch/csrc/distributed/c10d
+(read in 1.10 and a version of 2.x); a test compares them with the real implementation. Some tensors of a few
+hundred bytes, by which ranks agree on shapes and on the order of gradients, are left out.
 """
 
 import sys
@@ -30,7 +30,7 @@ _INPUTS_HELD_SINCE = (2, 8)
 
 
 class Buckets:
-    """The buckets in which DistributedDataParallel keeps the gradients of a model's trained parameters.
+    """The gradient buckets of DistributedDataParallel.
 
     At first, all gradients of one dtype share a bucket. Before the second forward pass with gradients the
     buckets are rebuilt in the order in which the first backward pass computed the gradients. Since torch 2.8
@@ -57,7 +57,7 @@ class Buckets:
         ]
 
     def before_forward(self) -> None:
-        """Rebuild the buckets if this is the first call after a backward pass, and broadcast the buffers.
+        """Rebuild the buckets after the first backward pass, and broadcast the buffers.
 
         `DistributedDataParallel.forward` does both in training before the model's own forward pass.
         """
@@ -82,9 +82,9 @@ class Buckets:
         self._buckets, self._held = [], []
 
     def _fill(self, buckets: Sequence[Sequence[int]]) -> None:
-        """Release the old buckets and allocate new buckets (Reducer::initialize_buckets).
+        """Replace the old buckets by new buckets.
 
-        `buckets` gives the indices of the parameters in each bucket.
+        Source: Reducer::initialize_buckets. `buckets` gives the indices of the parameters in each bucket.
         """
         self._views.clear()
         self._buckets = []
@@ -106,10 +106,11 @@ class Buckets:
                     parameter.grad = view
 
     def _on_gradient(self, index: int, parameter: Tensor) -> None:
-        """Copy a gradient into its bucket; with `ddp_bucket_view`, replace it by a view of the bucket.
+        """Copy a gradient into its bucket.
 
-        Source: Reducer::mark_variable_ready_dense. Without views the gradient is copied back after the
-        reduction, which takes no memory and is left out.
+        With `ddp_bucket_view`, the gradient becomes a view of the bucket. Source:
+        Reducer::mark_variable_ready_dense. Without views the gradient is copied back after the reduction,
+        which takes no memory and is left out.
         """
         if self._arrived is not None and index not in self._arrived:
             self._arrived.append(index)
@@ -124,11 +125,11 @@ class Buckets:
 
 
 def assign_buckets(tensors: Sequence[Tensor], limits_bytes: Sequence[int]) -> list[list[int]]:
-    """Return the indices of the tensors in each bucket; each bucket holds tensors of one dtype.
+    """Return the indices of the tensors in each bucket.
 
-    A bucket is full as soon as it reaches its limit; the last limit holds for all further buckets of its
-    dtype. Full buckets come first, in order. Source: reducer.cpp, compute_bucket_assignment_by_size, which
-    leaves the order of the other buckets open.
+    A bucket holds tensors of one dtype. A bucket is full as soon as it reaches its limit; the last limit
+    holds for all further buckets of its dtype. Full buckets come first, in order. Source: reducer.cpp,
+    compute_bucket_assignment_by_size, which leaves the order of the other buckets open.
     """
     full: list[list[int]] = []
     filling: dict[torch.dtype, list[int]] = {}
@@ -151,7 +152,7 @@ def _by_first_tensor(buckets: Iterable[list[int]]) -> list[list[int]]:
 
 
 def broadcast(tensors: Sequence[Tensor]) -> None:
-    """Allocate and free the flat copies by which tensors are broadcast (comm.cpp)."""
+    """Allocate and free the flat copies for a broadcast of tensors. Source: comm.cpp."""
     in_flight: deque[Tensor] = deque()
     with torch.no_grad():
         for bucket in _by_first_tensor(assign_buckets(tensors, (BROADCAST_BYTES,))):

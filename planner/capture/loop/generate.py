@@ -1,4 +1,4 @@
-"""Generate text with a causal language model of transformers, token by token (`--mode generate`).
+"""Generate text with a causal language model of transformers (`--mode generate`).
 
 The loop follows `GenerationMixin._sample` (transformers/generation/utils.py, 5.23) with greedy search and a
 `DynamicCache`; its variables live as long as there. No value is read: all sequences run to the last token.
@@ -25,10 +25,10 @@ MOST_GROWTHS = 256  # most growths of the cache; if more tokens are between, it 
 def run_generation(
     model: nn.Module, job: Job, load_batch: BatchLoader, on_phase: PhaseHook, runtime: LoopRuntime
 ) -> tuple[str, ...]:
-    """Generate the job's new tokens from a prompt, once for each step, and return notes on skipped tokens.
+    """Generate the job's new tokens once for each step.
 
-    The prompt is the job's `input_ids`, or its first input. Raises ModelError for a model that does not
-    generate as transformers' decoders do.
+    Returns notes on skipped tokens. The prompt is the job's `input_ids`, or its first input. Raises
+    ModelError for a model that does not generate as transformers' decoders do.
     """
     _refuse_others(model, job)
     model.eval()
@@ -60,7 +60,7 @@ def _left_out(new_tokens: int) -> tuple[str, ...]:
 
 
 def _growths(new_tokens: int) -> list[int]:
-    """Return the number of tokens in each growth of the cache between the first and the last tokens.
+    """Return the number of tokens in each growth of the cache.
 
     The first and last `WHOLE_TOKENS` tokens run through the model; for tokens between, only the cache grows.
     """
@@ -84,9 +84,9 @@ def _refuse_others(model: nn.Module, job: Job) -> None:
 
 @dataclass(slots=True)
 class _Text:
-    """A prompt and its generated tokens, batch x length, with their positions and mask.
+    """A prompt and its generated tokens, batch x length.
 
-    Positions and mask are each None if the model does not get them.
+    It includes their positions and mask. Positions and mask are each None if the model does not get them.
     """
 
     tokens: Tensor
@@ -94,7 +94,7 @@ class _Text:
     mask: Tensor | None
 
     def inputs(self, last: int) -> dict[str, Any]:
-        """Return the model's inputs for the last `last` tokens, with the mask of the whole text."""
+        """Return the model's inputs for the last `last` tokens. The mask covers the whole text."""
         inputs = {"input_ids": self.tokens[:, -last:].clone(), "attention_mask": self.mask}
         if self.positions is not None:
             inputs["position_ids"] = self.positions[:, -last:].clone()
@@ -110,9 +110,10 @@ class _Text:
 
 
 def _prepare(model: Any, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], job: Job) -> _Text:
-    """Return the prompt with its positions and its mask; each is None if the model does not take it.
+    """Return the prompt with its positions and mask.
 
-    The mask is None as well if the job does not pad.
+    Positions and mask are each None if the model does not take them. The mask is None as well if the job does
+    not pad.
     """
     taken = inspect.signature(model.forward).parameters
     prompt = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
@@ -122,7 +123,7 @@ def _prepare(model: Any, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], jo
 
 
 def _generate(model: Any, text: _Text, job: Job) -> Tensor:
-    """Generate `job.loop.new_tokens` tokens, and return prompt and new tokens, batch x length."""
+    """Return the prompt and `job.loop.new_tokens` generated tokens, batch x length."""
     from transformers import DynamicCache  # slow to import, and only needed here
 
     cache = DynamicCache(config=model.config)
@@ -148,9 +149,10 @@ def _generate(model: Any, text: _Text, job: Job) -> Tensor:
 
 
 def _decoding(model: Any) -> AbstractContextManager[object]:
-    """Return a context in which transformers runs mixtures of experts in their mode for decoding.
+    """Return a context that optimizes the model for decoding.
 
-    The context has no effect if the model has no such mode.
+    transformers then runs mixtures of experts in their mode for decoding. The context has no effect if the
+    model has no such mode.
     """
     optimized = getattr(model, "_optimize_model_for_decode", None)
     return nullcontext() if optimized is None else optimized()

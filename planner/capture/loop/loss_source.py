@@ -1,4 +1,7 @@
-"""Note which outputs of a model the loss uses, if the model does not return a single tensor."""
+"""Note which outputs of a model the loss uses.
+
+There is no note if the model returns a single tensor.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,9 +15,9 @@ MOST_NAMED = 6  # entries of an output that a note names
 
 
 def notes_on_loss(kind: Loss | str, output: Any) -> tuple[str, ...]:
-    """Return a note on the entries of a model's output from which `loss_of` computes the loss.
+    """Return a note on the model outputs from which the loss is computed.
 
-    () if the output is a tensor, or if the loss is user code.
+    `loss_of` computes the loss. () if the output is a tensor, or if the loss is user code.
     """
     if isinstance(output, Tensor) or is_code(kind):
         return ()
@@ -33,10 +36,10 @@ def notes_on_loss(kind: Loss | str, output: Any) -> tuple[str, ...]:
 
 
 def returned_loss(output: Any) -> tuple[str, Any]:
-    """Return the loss's name for users, and the loss among the values that a model returns.
+    """Return the name and the value of the loss that a model returns.
 
-    The loss is the value named `loss`, else the first scalar, as in `return logits, loss`, else the first
-    value.
+    The name is for users. The loss is the value named `loss`, else the first scalar, as in `return logits,
+    loss`, else the first value.
     """
     named = getattr(output, "loss", None)
     if named is None and isinstance(output, Mapping):
@@ -52,7 +55,10 @@ def returned_loss(output: Any) -> tuple[str, Any]:
 
 
 def _entries(output: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a (name for users, value) pair for each entry on the first level of an output."""
+    """Yield a (name, value) pair for each entry of an output.
+
+    The name is for users. Entries are not searched for further entries.
+    """
     if isinstance(output, Mapping):
         yield from ((repr(name), value) for name, value in output.items())
     elif hasattr(output, "_fields"):  # a named tuple
@@ -64,5 +70,8 @@ def _entries(output: Any) -> Iterator[tuple[str, Any]]:
 
 
 def floating_leaves(value: Any) -> list[Tensor]:
-    """Return the floating-point tensors among an output's leaves, from which losses are computed."""
+    """Return the floating-point tensors in an output, at any depth.
+
+    Losses are computed from these tensors.
+    """
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and leaf.is_floating_point()]

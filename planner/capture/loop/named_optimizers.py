@@ -1,7 +1,8 @@
-"""Make the optimizer that a job names: a short name, a class of a library, or a user's FILE.py:NAME.
+"""Make the optimizer that a job names.
 
-A class is called with the trained parameters, as a script calls it on CUDA. A function of a file may take the
-model instead, and may return several optimizers, which the loop steps in turn.
+The name is a short name, a class of a library, or a user's FILE.py:NAME. A class is called with the trained
+parameters, as a script calls it on CUDA. A function of a file may take the model instead, and may return
+several optimizers, which the loop steps in turn.
 """
 
 import importlib
@@ -31,7 +32,7 @@ _SEVERAL = "name a function of several optimizers, FILE.py:NAME"
 
 
 class OptimizerList:
-    """Several optimizers that a loop steps in turn, as if they were one optimizer."""
+    """Several optimizers that act as one optimizer. A loop steps them in turn."""
 
     def __init__(self, members: Iterable[optim.Optimizer]) -> None:
         self.members = tuple(members)
@@ -58,22 +59,24 @@ _Make = Callable[[Job, nn.Module, list[nn.Parameter], dict[str, Any]], Any]
 
 
 def members_of(optimizer: AnyOptimizer) -> tuple[optim.Optimizer, ...]:
-    """Return the members of an optimizer list, or a single optimizer itself, as a tuple."""
+    """Return the members of an optimizer list as a tuple. A single optimizer is its own only member."""
     return optimizer.members if isinstance(optimizer, OptimizerList) else (optimizer,)
 
 
 def build_named(job: Job, model: nn.Module, parameters: Iterable[nn.Parameter]) -> AnyOptimizer:
-    """Return the job's optimizer over these parameters, or an `OptimizerList` if the job has several.
+    """Return the job's optimizer over these parameters.
 
-    Raises UsageError or ModelError if an optimizer cannot be found or made, or if a step needs a closure.
+    The result is an `OptimizerList` if the job has several optimizers. Raises UsageError or ModelError if an
+    optimizer cannot be found or made, or if a step needs a closure.
     """
     return find_optimizer(job)(model, parameters)
 
 
 def find_optimizer(job: Job) -> MakeOptimizer:
-    """Import the job's optimizer, and return a function that makes it from a model and its parameters.
+    """Return a function that makes the job's optimizer.
 
-    Raises UsageError or ModelError if the optimizer cannot be found.
+    The function takes a model and its parameters. Raises UsageError or ModelError if the optimizer cannot be
+    found.
     """
     arguments = dict(job.loop.optimizer_args)
     make: _Make = _make_by_short_name
@@ -98,9 +101,10 @@ def _make_by_short_name(
 
 
 def prepare_optimizer(job: Job) -> None:
-    """Import the library of a job's optimizer before a capture replaces names that the library would bind.
+    """Import the library of a job's optimizer before a capture.
 
-    Errors are ignored: they are raised when the optimizer is made, if the model does not bring its own.
+    A capture replaces names that the library would bind. Errors are ignored: they are raised when the
+    optimizer is made, if the model does not bring its own.
     """
     is_named = not isinstance(job.loop.optimizer, Optimizer) and not is_optimizer_file(job.loop.optimizer)
     if job.loop.mode is Mode.TRAIN and is_named:
@@ -109,7 +113,7 @@ def prepare_optimizer(job: Job) -> None:
 
 
 def load_optimizer(name: str) -> Callable[..., Any]:
-    """Import and return the optimizer class or function that a dotted name refers to.
+    """Return the optimizer class or function with a dotted name.
 
     Raises UsageError or ModelError if the name cannot be imported, or is a class that is no optimizer.
     """
@@ -139,7 +143,7 @@ def load_optimizer(name: str) -> Callable[..., Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence warnings and logs of libraries, such as those about a missing GPU, inside the context."""
+    """Silence warnings and logs of libraries inside the context. Some libraries warn about a missing GPU."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -185,7 +189,10 @@ def _of_file(job: Job) -> _Make:
 
 
 def _takes_model(function: Callable[..., Any]) -> bool:
-    """Return whether a function's first parameter is the model, by its name or annotation."""
+    """Return whether a function's first parameter is the model.
+
+    The parameter's name or annotation decides.
+    """
     first = next(iter(inspect.signature(function).parameters.values()), None)
     if first is None:
         return False
@@ -195,7 +202,7 @@ def _takes_model(function: Callable[..., Any]) -> bool:
 
 
 def _call(kind: Callable[..., Any], trained: list[nn.Parameter], job: Job, arguments: dict[str, Any]) -> Any:
-    """Construct an optimizer with the given arguments and the job's choice of foreach or fused.
+    """Return an optimizer made with the job's choice of foreach or fused.
 
     A required learning rate defaults to 1e-3. Raises UsageError if the optimizer does not take the choice.
     """
@@ -223,9 +230,10 @@ def _explain(job: Job, error: BaseException) -> UsageError:
 
 
 def _checked(made: Any, job: Job) -> AnyOptimizer:
-    """Return the optimizer that user code returned (`made`), or an `OptimizerList` if it returned several.
+    """Return the optimizer that user code returned (`made`).
 
-    Raises UsageError if `made` holds no optimizer, or if a step needs a closure.
+    The result is an `OptimizerList` if user code returned several. Raises UsageError if `made` holds no
+    optimizer, or if a step needs a closure.
     """
     found = tuple(_optimizers_in(made, job))
     if not found:
@@ -242,9 +250,10 @@ def _checked(made: Any, job: Job) -> AnyOptimizer:
 
 
 def _optimizers_in(made: Any, job: Job) -> Iterator[optim.Optimizer]:
-    """Yield the optimizers in a result of user code, at any depth of its lists, tuples and mappings.
+    """Yield the optimizers in a result of user code.
 
-    Learning-rate schedulers, strings, numbers and None are skipped. Raises UsageError for any other object.
+    Lists, tuples and mappings are searched at any depth. Learning-rate schedulers, strings, numbers and None
+    are skipped. Raises UsageError for any other object.
     """
     if isinstance(made, optim.Optimizer):
         yield made
@@ -261,13 +270,16 @@ def _optimizers_in(made: Any, job: Job) -> Iterator[optim.Optimizer]:
 
 
 def needs_closure(optimizer: optim.Optimizer) -> bool:
-    """Return whether an optimizer's step requires a closure that computes the loss."""
+    """Return whether an optimizer's step requires a closure."""
     closure = inspect.signature(inspect.unwrap(type(optimizer).step)).parameters.get("closure")
     return closure is not None and closure.default is inspect._empty
 
 
 def state_tensors(optimizer: AnyOptimizer) -> Iterator[torch.Tensor]:
-    """Yield the tensors of an optimizer's state, at any depth of lists, mappings and tensor subclasses."""
+    """Yield the tensors of an optimizer's state.
+
+    Lists, mappings and tensor subclasses are searched at any depth.
+    """
     for value in optimizer.state.values():
         yield from _tensors_in(value)
 

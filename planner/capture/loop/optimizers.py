@@ -1,4 +1,7 @@
-"""Make torch's optimizers with their defaults on CUDA, clip gradients, and average weights."""
+"""Make torch's optimizers, clip gradients, and average weights.
+
+Optimizers have their defaults on CUDA.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -32,7 +35,7 @@ def build_optimizer(
     parameters: Iterable[nn.Parameter],
     arguments: Mapping[str, Any] = MappingProxyType({}),
 ) -> optim.Optimizer:
-    """Return the torch optimizer of a kind over these parameters, in the given implementation.
+    """Return the torch optimizer of a kind and implementation over these parameters.
 
     By default torch chooses `foreach` on CUDA (torch/optim/optimizer.py, `_default_to_fused_or_foreach`),
     except for Adafactor and weights of torchao, and a loop over parameters in all other cases. So the
@@ -57,10 +60,10 @@ def build_optimizer(
 
 
 def clip(kind: ClipGradients, parameters: Iterable[nn.Parameter]) -> None:
-    """Clip the gradients in place as `kind` says, to values from -1.0 to 1.0 or to a total norm of 1.0.
+    """Clip gradients in place by value or by norm, as `kind` says.
 
-    On CUDA each kind clips all gradients at once (torch/nn/utils/clip_grad.py). The norm is not kept. Nothing
-    is clipped if `kind` is NONE.
+    Values are clipped to -1.0 to 1.0, the total norm to 1.0. On CUDA each kind clips all gradients at once
+    (torch/nn/utils/clip_grad.py). The norm is not kept. Nothing is clipped if `kind` is NONE.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     groups = _by_mesh(trained)
@@ -74,7 +77,7 @@ def clip(kind: ClipGradients, parameters: Iterable[nn.Parameter]) -> None:
 
 
 def _clip_groups(groups: Sequence[Sequence[nn.Parameter]]) -> None:
-    """Clip gradients on several meshes by their total norm.
+    """Clip the gradients of several device meshes by their total norm.
 
     The norm is computed as in transformers' `Trainer._mixed_mesh_grad_norm`.
     """
@@ -86,7 +89,7 @@ def _clip_groups(groups: Sequence[Sequence[nn.Parameter]]) -> None:
 
 
 def _by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Return the parameters grouped by device mesh, since no kernel takes tensors of different meshes."""
+    """Return the parameters grouped by device mesh. No kernel takes tensors of different meshes."""
     groups: dict[Any, list[nn.Parameter]] = {}
     for parameter in parameters:
         groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
@@ -94,7 +97,7 @@ def _by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 def make_ema(model: nn.Module) -> AveragedModel:
-    """Return a copy of a model that keeps an exponential moving average of the parameters.
+    """Return a copy of a model for an exponential moving average of its parameters.
 
     `update_parameters(model)` updates the copy after each step of the optimizer. The first call copies, later
     calls average all parameters as one list; buffers are copied each time (torch/optim/swa_utils.py). The

@@ -1,8 +1,8 @@
-"""Run a user's own training step, and mark its phases: backward passes and optimizer steps.
+"""Run a user's own training step, and mark its phases.
 
-The loop is `for batch in loader: result = step(batch)`. The batch is on the CPU, as from a data loader, and
-the step moves it. If a step does not move its batch, it gets the batch on the GPU, as from a loader that
-moves batches.
+The phases are backward passes and optimizer steps. The loop is `for batch in loader: result = step(batch)`.
+The batch is on the CPU, as from a data loader, and the step moves it. If a step does not move its batch, it
+gets the batch on the GPU, as from a loader that moves batches.
 """
 
 from collections.abc import Callable, Iterator, MutableMapping
@@ -28,9 +28,9 @@ from planner.program import Phase
 def run_own_steps(
     model: StepModule, job: Job, load_batch: BatchLoader, on_phase: PhaseHook
 ) -> tuple[str, ...]:
-    """Call the user's step `job.loop.steps` times, and return notes on the optimizer steps in it.
+    """Call the user's step `job.loop.steps` times.
 
-    The last result is still alive in the phase `END`.
+    Returns notes on the optimizer steps in it. The last result is still alive in the phase `END`.
     """
     result = None  # like a variable of a script, which keeps a loss alive
     phases = _Phases(on_phase, model.optimizers)
@@ -47,7 +47,7 @@ def run_own_steps(
 
 
 def run_trainer(model: TrainerModule, job: Job, batch: int, on_phase: PhaseHook) -> tuple[str, ...]:
-    """Run a user's trainer, which has its own loop, for `job.loop.steps` steps, and return notes."""
+    """Run a user's trainer for `job.loop.steps` steps, and return notes. The trainer has its own loop."""
     phases = _Phases(on_phase, model.optimizers)
     steps = count(1)
     with torch.enable_grad(), phases.watching(), take_all_steps():
@@ -63,9 +63,10 @@ def run_trainer(model: TrainerModule, job: Job, batch: int, on_phase: PhaseHook)
 
 
 class _Phases:
-    """A tracker of the phase that a user's step is in, which calls `on_phase` at each change.
+    """A tracker of the phase of a user's step.
 
-    Code outside backward passes and optimizer steps is in the phase `FORWARD`.
+    It calls `on_phase` at each change of phase. Code outside backward passes and optimizer steps is in the
+    phase `FORWARD`.
     """
 
     def __init__(self, on_phase: PhaseHook, optimizers: MutableMapping[int, optim.Optimizer]) -> None:
@@ -81,11 +82,14 @@ class _Phases:
         self._on_phase(step, phase)
 
     def continue_with(self, phase: Phase) -> None:
-        """Start a phase of the current step."""
+        """Start a phase without starting a new step."""
         self.start(self._step, phase)
 
     def notes(self, job: Job) -> tuple[str, ...]:
-        """Return a note on which optimizers stepped and how often, or on the lack of optimizer steps."""
+        """Return a note on the optimizers that stepped.
+
+        The note tells how often they stepped, or that no optimizer did.
+        """
         if not self._updates:
             return (
                 f"no optimizer of torch.optim stepped in {job.loop.steps} calls of the step; if it does so "

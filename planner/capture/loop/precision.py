@@ -1,4 +1,4 @@
-"""Apply the precision and memory format of a job to its model, its batches and its loop's runtime.
+"""Apply a job's precision and memory format to its model, batches and loop.
 
 Batches have the dtype and layout of the model, as if a loader or a collate function prepared them, so that
 each tensor is copied to the device once. Other dtypes than float32, the default, are kept.
@@ -23,11 +23,11 @@ _CONVERTED = {Precision.FP16: "float16", Precision.BF16: "bfloat16"}  # the mode
 
 
 def convert_model(model: nn.Module, job: Job) -> nn.Module:
-    """Convert the model in place to the job's precision and memory format, on the device where it is.
+    """Convert the model in place to the job's precision and memory format.
 
-    Equals `model.half()` or `model.bfloat16()`, and `model.to(memory_format=torch.channels_last)`, which
-    applies to weights of 4 dimensions. Weights of 5 dimensions get `channels_last_3d` as well, which
-    `Module.to` cannot do in the same call.
+    The model stays on its device. Equals `model.half()` or `model.bfloat16()`, and
+    `model.to(memory_format=torch.channels_last)`, which applies to weights of 4 dimensions. Weights of 5
+    dimensions get `channels_last_3d` as well, which `Module.to` cannot do in the same call.
     """
     if job.loop.precision in _CONVERTED:
         model = model.to(getattr(torch, _CONVERTED[job.loop.precision]))
@@ -39,7 +39,7 @@ def convert_model(model: nn.Module, job: Job) -> nn.Module:
 
 
 def convert_inputs(job: Job) -> Job:
-    """Return the job with its float32 inputs and targets in the dtype of a half-precision model.
+    """Return the job with its float32 inputs and targets in the model's half precision.
 
     A job whose model is not converted to half precision is returned unchanged.
     """
@@ -56,10 +56,11 @@ def convert_inputs(job: Job) -> Job:
 
 
 def format_of(job: Job, shape: Sequence[int], dtype: torch.dtype) -> torch.memory_format:
-    """Return the memory format of a tensor of a batch; `shape` includes the batch dimension.
+    """Return the memory format of a batch's tensor.
 
-    If the job asks for channels last, the format applies to floating-point tensors of images (4 dimensions)
-    and volumes (5 dimensions). All other tensors are contiguous.
+    `shape` includes the batch dimension. If the job asks for channels last, the format applies to
+    floating-point tensors of images (4 dimensions) and volumes (5 dimensions). All other tensors are
+    contiguous.
     """
     is_last = job.model.memory_format is MemoryFormat.CHANNELS_LAST and dtype.is_floating_point
     formats = {4: torch.channels_last, 5: torch.channels_last_3d} if is_last else {}
@@ -67,10 +68,11 @@ def format_of(job: Job, shape: Sequence[int], dtype: torch.dtype) -> torch.memor
 
 
 class MetaScaler(GradScaler):
-    """A `torch.amp.GradScaler` on the meta device that takes each step, as if no gradient were infinite.
+    """A `torch.amp.GradScaler` on the meta device that takes every optimizer step.
 
-    Its tensors are torch's: the scale and the growth tracker since the first step, and in each step the
-    inverse of the scale and the flag for infinite gradients (torch/amp/grad_scaler.py).
+    No gradient counts as infinite. Its tensors are torch's: the scale and the growth tracker since the first
+    step, and in each step the inverse of the scale and the flag for infinite gradients
+    (torch/amp/grad_scaler.py).
     """
 
     def __init__(self) -> None:
@@ -100,7 +102,10 @@ def take_all_steps() -> Iterator[None]:
 
 
 def meta_runtime(job: Job) -> LoopRuntime:
-    """Return the runtime of a job's loop in a capture; its autocast works only inside `cuda_semantics`."""
+    """Return the runtime of a job's loop in a capture.
+
+    The autocast of the runtime works only inside `cuda_semantics`.
+    """
     return _runtime(job, MetaScaler() if job.loop.grad_scaler else None)
 
 

@@ -1,4 +1,7 @@
-"""Define the objects that a loop depends on: batch loader, hooks, autocast and gradient scaler."""
+"""Define the objects that a loop depends on.
+
+These are the batch loader, hooks, autocast and gradient scaler.
+"""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -17,7 +20,10 @@ CategoryHook = Callable[[Tensor, Category], None]  # called with each tensor tha
 
 
 class LoopRuntime(Struct, frozen=True):
-    """The autocast, gradient scaler, loss and category hook of a loop, in a capture or in a run on a GPU."""
+    """The autocast, gradient scaler, loss and category hook of a loop.
+
+    The loop runs in a capture or on a GPU.
+    """
 
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext  # returns a new region
     scaler: GradScaler | None = None

@@ -1,4 +1,4 @@
-"""Freeze parameters by the patterns of `--freeze` and `--train-only`."""
+"""Freeze the parameters that `--freeze` and `--train-only` select."""
 
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
@@ -10,7 +10,7 @@ from planner.jobs import Job, Mode, nearest, shown
 
 
 def freeze_parameters(model: nn.Module, job: Job) -> None:
-    """Set `requires_grad` of the model's parameters by the job's `train_only` and `freeze` patterns.
+    """Set `requires_grad` of parameters by the job's `train_only` and `freeze` patterns.
 
     With `train_only`, exactly the floating-point parameters that match are trained, as by a script's loop
     over `named_parameters`. Then `freeze` freezes the parameters that match. A parameter that the model uses

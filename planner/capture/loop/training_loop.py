@@ -1,9 +1,10 @@
-"""Run the loop of a training or inference process, which is captured on `meta` and measured on a GPU.
+"""Run the training or inference loop of a job.
 
-The loop's variables decide lifetimes. As in `for x, y in loader: x = x.to(device)`, the last batch on the
-device is released before the next batch is copied; the output and the loss live until their variables are
-assigned again. An evaluation between the steps has separate variables, which also stay assigned; it runs
-while the variables of the previous step are still assigned, except in Lightning's loop.
+The loop is captured on `meta` and measured on a GPU. The loop's variables decide lifetimes. As in `for x, y
+in loader: x = x.to(device)`, the last batch on the device is released before the next batch is copied; the
+output and the loss live until their variables are assigned again. An evaluation between the steps has
+separate variables, which also stay assigned; it runs while the variables of the previous step are still
+assigned, except in Lightning's loop.
 """
 
 from collections.abc import Callable
@@ -40,7 +41,7 @@ _CRITERIA: dict[Loss, Callable[[Tensor, Any], Tensor]] = {
 
 @dataclass(slots=True)
 class LoopVariables:
-    """The variables of a training script that keep their tensors alive."""
+    """The variables of a training script. Variables keep their tensors alive."""
 
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -68,12 +69,12 @@ def run_loop(
     runtime: LoopRuntime,
     load_evaluated: BatchLoader | None = None,
 ) -> tuple[str, ...]:
-    """Run `job.loop.steps` steps of training, inference or generation, and return notes on the run.
+    """Run `job.loop.steps` steps of a job, and return notes on the run.
 
-    All variables are still alive in the phase `END`. `load_evaluated` loads the batches of the evaluation if
-    they have another size. `optimizer` is None in modes without an optimizer. Raises ModelError for a model
-    that has no blocks to checkpoint or does not generate, and in training for a loss that is code if the
-    runtime has no criterion.
+    The steps train, infer or generate. All variables are still alive in the phase `END`. `load_evaluated`
+    loads the batches of the evaluation if they have another size. `optimizer` is None in modes without an
+    optimizer. Raises ModelError for a model that has no blocks to checkpoint or does not generate, and in
+    training for a loss that is code if the runtime has no criterion.
     """
     if is_code(job.loop.loss) and runtime.criterion is None and job.loop.mode is Mode.TRAIN:
         raise ModelError(
@@ -104,10 +105,10 @@ def run_loop(
 
 
 def with_few_micro_batches(job: Job) -> tuple[Job, tuple[str, ...]]:
-    """Return the job with at most `MOST_MICRO_BATCHES` micro-batches, and a note if some are left out.
+    """Return the job with at most `MOST_MICRO_BATCHES` micro-batches.
 
-    From the second micro-batch on, each adds to existing gradients in place, so that all allocate the same
-    blocks in the same order.
+    Also returns a note if some micro-batches are left out. From the second micro-batch on, each adds to
+    existing gradients in place, so that all allocate the same blocks in the same order.
     """
     if job.loop.accumulate <= MOST_MICRO_BATCHES:
         return job, ()
@@ -119,7 +120,7 @@ def with_few_micro_batches(job: Job) -> tuple[Job, tuple[str, ...]]:
 
 
 def compiled(model: nn.Module, job: Job) -> Callable[..., Any]:
-    """Return the model, compiled by torch.compile if the job compiles it."""
+    """Return the model, or the model compiled by torch.compile if the job says so."""
     if job.model.compile is Compile.NONE:
         return model
     called: Callable[..., Any] = torch.compile(model, mode=job.model.compile)
@@ -173,9 +174,9 @@ class _TrainingLoop:
             self.on_phase(job.loop.steps, Phase.END)
 
     def _forward_and_backward(self, step: int, micro_batch: int) -> None:
-        """Run the forward and backward passes of one micro-batch, which add to the gradients.
+        """Run the forward and backward passes of one micro-batch.
 
-        The loss is divided by the number of micro-batches.
+        The passes add to the gradients. The loss is divided by the number of micro-batches.
         """
         job, variables = self.job, self.variables
         self.on_phase(step, Phase.INPUTS)
@@ -209,7 +210,10 @@ class _TrainingLoop:
             variables.output = None
 
     def _saving(self) -> AbstractContextManager[None]:
-        """Return a context manager that keeps autograd's saved tensors on the CPU if the job offloads."""
+        """Return a context that keeps saved tensors on the CPU if the job offloads.
+
+        autograd saves the tensors for the backward pass.
+        """
         if self.job.loop.offload is Offload.NONE:
             return nullcontext()
         return save_on_cpu(pin_memory=True)
@@ -249,10 +253,11 @@ class _TrainingLoop:
             self.optimizer.zero_grad(set_to_none=not self.job.loop.keep_grads)
 
     def _evaluate(self, step: int) -> None:
-        """Evaluate the model before the last step, so that the usual three steps begin with two of training.
+        """Evaluate the model before the last step.
 
-        Lightning's loops keep no batch beyond its step, and release the gradients before an evaluation
-        (`on_validation_model_zero_grad`, lightning/pytorch/core/hooks.py).
+        The usual three steps then begin with two steps of training. Lightning's loops keep no batch beyond
+        its step, and release the gradients before an evaluation (`on_validation_model_zero_grad`,
+        lightning/pytorch/core/hooks.py).
         """
         is_of_lightning = self.job.loop.loss is Loss.TRAINING_STEP
         if is_of_lightning:
@@ -277,9 +282,10 @@ def run_evaluation(
     on_phase: PhaseHook,
     step: int,
 ) -> None:
-    """Run forward passes and losses in eval mode without gradients, as between two epochs.
+    """Run two batches in eval mode without gradients, as between two epochs.
 
-    `forward` runs the model on the batch in `variables`. The model is in training mode afterwards.
+    A batch runs the forward pass and the loss. `forward` runs the model on the batch in `variables`. The
+    model is in training mode afterwards.
     """
     model.eval()
     with torch.no_grad():
@@ -292,9 +298,10 @@ def run_evaluation(
 
 
 def loss_of(kind: Loss, output: Any, target: Tensor | None) -> Tensor:
-    """Return the scalar loss to differentiate; for several outputs, the sum of their losses.
+    """Return the scalar loss to differentiate.
 
-    For `Loss.OUTPUT` and `Loss.TRAINING_STEP` it is the loss that the model returned.
+    For several outputs it is the sum of their losses. For `Loss.OUTPUT` and `Loss.TRAINING_STEP` it is the
+    loss that the model returned.
     """
     if kind in (Loss.OUTPUT, Loss.TRAINING_STEP):
         loss: Tensor = output if isinstance(output, Tensor) else returned_loss(output)[1]
@@ -310,7 +317,7 @@ def loss_of(kind: Loss, output: Any, target: Tensor | None) -> Tensor:
 
 
 def _loss_of_one(kind: Loss, output: Tensor, target: Tensor | None) -> Tensor:
-    """Return the loss of one output; an error gets a note on the shapes of output and target."""
+    """Return the loss of one output. An error gets a note on the shapes of output and target."""
     try:
         return _CRITERIA[kind](output, target)
     except Exception as error:

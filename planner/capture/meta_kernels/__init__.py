@@ -1,1 +1,4 @@
-"""Run operators on `meta` quickly, with outputs laid out as by CUDA's kernels."""
+"""Run operators on `meta` quickly.
+
+Outputs are laid out as by CUDA's kernels.
+"""

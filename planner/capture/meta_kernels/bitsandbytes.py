@@ -1,4 +1,7 @@
-"""Meta kernels for operators of bitsandbytes whose own meta kernels have sizes that depend on values."""
+"""Meta kernels for bitsandbytes' operators.
+
+The sizes in bitsandbytes' own meta kernels depend on values.
+"""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -9,7 +12,7 @@ from torch import Tensor
 
 
 def kernels() -> Mapping[Any, Callable[..., Any]]:
-    """Return the meta kernels by operator, or an empty dictionary if bitsandbytes is not imported."""
+    """Return the meta kernels by operator. The dictionary is empty if bitsandbytes is not imported."""
     if "bitsandbytes" not in sys.modules:
         return {}
     ops = torch.ops.bitsandbytes
@@ -20,12 +23,15 @@ def kernels() -> Mapping[Any, Callable[..., Any]]:
 
 
 def _int8_vectorwise_quant(A: Tensor, threshold: float = 0.0) -> tuple[Tensor, Tensor, Tensor | None]:  # noqa: N803
-    """Return quantized rows, row scales, and an empty tensor of outliers (None if `threshold` is 0)."""
+    """Return quantized rows, row scales, and an empty tensor of outliers.
+
+    The outliers are None if `threshold` is 0.
+    """
     rows = A.new_empty(A.numel() // A.shape[-1], dtype=torch.float32)
     outliers = A.new_empty(0, dtype=torch.int64) if threshold > 0.0 else None
     return A.new_empty(A.shape, dtype=torch.int8), rows, outliers
 
 
 def _int8_mixed_scaled_mm(A: Tensor, CA: Tensor, CB: Tensor, *others: Any) -> tuple[Tensor, Tensor]:  # noqa: N803
-    """Return the product and an empty tensor, as if there were no outlier columns."""
+    """Return the product, and an empty tensor in place of outlier columns."""
     return A.new_empty((*CA.shape[:-1], CB.shape[0])), A.new_empty(0)

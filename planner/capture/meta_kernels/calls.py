@@ -1,4 +1,7 @@
-"""Call operators that torch may decompose, and release the tensors that the import of dynamo keeps alive."""
+"""Call operators that torch may decompose.
+
+Tensors that the import of dynamo keeps alive are released.
+"""
 
 import gc
 import sys
@@ -10,7 +13,10 @@ import torch
 
 
 def call_operator(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Call an operator and return its result; if the call imports dynamo, release the import's frames."""
+    """Call an operator and return its result.
+
+    If the call imports dynamo, the stack frames of the import are released.
+    """
     knows_dynamo = "torch._dynamo" in sys.modules
     out = func(*args, **kwargs) if kwargs else func(*args)
     if not knows_dynamo and "torch._dynamo" in sys.modules:
@@ -19,7 +25,7 @@ def call_operator(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 
 
 def release_importing_frames() -> None:
-    """Release the stack frames that the import of dynamo kept alive, with the tensors in them.
+    """Release stack frames, with their tensors, that dynamo's import kept alive.
 
     The first decomposition in a process imports dynamo (torch/_compile.py), which calls `torch.fx.wrap`. That
     function keeps its own frame in a variable, a cycle that lasts until garbage is collected.

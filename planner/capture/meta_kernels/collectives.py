@@ -1,4 +1,7 @@
-"""Meta kernels for functional collectives, since torch's meta kernels are made for compiled graphs."""
+"""Meta kernels for functional collectives.
+
+torch's meta kernels are made for compiled graphs.
+"""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -17,7 +20,10 @@ _DISPATCH = (
 
 
 def kernels() -> Mapping[Any, Callable[..., Any]]:
-    """Return the meta kernels by operator, or an empty dict if functional collectives are not imported."""
+    """Return the meta kernels by operator.
+
+    The dictionary is empty if functional collectives are not imported.
+    """
     module = sys.modules.get("torch.distributed._functional_collectives")
     if module is None:
         return {}
@@ -31,7 +37,7 @@ def kernels() -> Mapping[Any, Callable[..., Any]]:
 
 
 def _copy(self: Tensor, source: Tensor, *_: Any) -> Any:
-    """Return `self` unchanged if DistributedDataParallel's reducer copies a meta tensor to the CPU.
+    """Return `self` unchanged if DDP's reducer copies a meta tensor to the CPU.
 
     The C++ reducer copies the numbers on which ranks agreed back to the CPU: before a forward pass the order
     of gradients, after a backward pass which parameters got a gradient (reducer.cpp of 2.13). Returns
@@ -43,12 +49,18 @@ def _copy(self: Tensor, source: Tensor, *_: Any) -> Any:
 
 
 def _is_of_reducer(frame: FrameType | None) -> bool:
-    """Return whether the innermost function outside the planner and torch's dispatch calls DDP's reducer."""
+    """Return whether DDP's reducer called the operator that runs in a frame.
+
+    Frames of the planner and of torch's dispatch are skipped.
+    """
     while frame is not None and str(frame.f_globals.get("__name__", "")).startswith(_DISPATCH):
         frame = frame.f_back
     return frame is not None and frame.f_code.co_name in ("_pre_forward", "_engine_run_backward")
 
 
 def _all_reduce(input: Tensor, *_: Any) -> Tensor:
-    """Return a new contiguous tensor of the input's shape and dtype (c10d/Functional.cpp, all_reduce)."""
+    """Return a new contiguous tensor of the input's shape and dtype.
+
+    Source: c10d/Functional.cpp, all_reduce.
+    """
     return torch.empty(input.shape, dtype=input.dtype, device=input.device)

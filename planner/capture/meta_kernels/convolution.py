@@ -27,9 +27,10 @@ def _convolution(
     padding: Sequence[int], dilation: Sequence[int], transposed: bool, output_padding: Sequence[int],
     groups: int,
 ) -> Any:  # fmt: skip
-    """Return the output of a convolution in the memory format that cuDNN or the native kernel uses.
+    """Return the output of a convolution in the memory format of CUDA.
 
-    torch's meta kernel always returns a contiguous output. Returns NotImplemented for unusual arguments.
+    The format is of cuDNN or of the native kernel. torch's meta kernel always returns a contiguous output.
+    Returns NotImplemented for unusual arguments.
     """
     spatial = x.dim() - 2
     if spatial < 1 or weight.dim() != x.dim() or 0 in x.shape or not is_floating_meta(x, weight, bias):
@@ -67,9 +68,10 @@ def _convolution_backward(
     stride: Any, padding: Any, dilation: Any, transposed: bool, output_padding: Any, groups: int,
     mask: Sequence[bool],
 ) -> Any:  # fmt: skip
-    """Return the gradients of input, weight and bias, the first two in the forward pass's memory format.
+    """Return the gradients of a convolution's input, weight and bias.
 
-    Gradients that `mask` does not select are None. Returns NotImplemented for unusual arguments.
+    The first two have the memory format of the forward pass. Gradients that `mask` does not select are None.
+    Returns NotImplemented for unusual arguments.
     """
     if weight.dim() != x.dim() or 0 in x.shape or 0 in weight.shape or not is_floating_meta(grad, x, weight):
         return NotImplemented
@@ -86,10 +88,11 @@ def _convolution_backward(
 
 
 def _strides(capability: Capability, x: Tensor, weight: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return channels-last strides if the input or the weight is channels last, else contiguous strides.
+    """Return channels-last or contiguous strides for a convolution's tensor.
 
-    This is `cudnn_conv_suggest_memory_format`. Strides are always contiguous in double precision, and in
-    bfloat16 below compute capability 8.0, for which cuDNN is not used.
+    The strides are channels last if the input or the weight is channels last. This is
+    `cudnn_conv_suggest_memory_format`. Strides are always contiguous in double precision, and in bfloat16
+    below compute capability 8.0, for which cuDNN is not used.
     """
     if x.dtype is torch.float64 or not (suggests_channels_last(x) or suggests_channels_last(weight)):
         return contiguous(shape)
@@ -97,7 +100,7 @@ def _strides(capability: Capability, x: Tensor, weight: Tensor, shape: Sequence[
 
 
 def _is_native(capability: Capability, x: Tensor) -> bool:
-    """Return whether torch's native kernel runs instead of cuDNN for the input's dtype on this GPU."""
+    """Return whether torch's native kernel runs instead of cuDNN. The input's dtype and the GPU decide."""
     return x.dtype is torch.bfloat16 and capability < (8, 0)
 
 

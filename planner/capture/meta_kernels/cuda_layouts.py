@@ -1,8 +1,9 @@
-"""Meta kernels for operators whose outputs on CUDA differ in strides or size from torch's meta kernels.
+"""Meta kernels for operators whose outputs differ on CUDA in strides or size.
 
-Strides decide memory: kernels that need a contiguous input copy a non-contiguous input, and `linear` and
-`reshape` keep the copy. For contiguous inputs these kernels agree with torch's, unless a function says
-otherwise. Each kernel returns NotImplemented for arguments that are left to torch's kernel.
+They differ from the outputs of torch's meta kernels. Strides decide memory: kernels that need a contiguous
+input copy a non-contiguous input, and `linear` and `reshape` keep the copy. For contiguous inputs these
+kernels agree with torch's, unless a function says otherwise. Each kernel returns NotImplemented for arguments
+that are left to torch's kernel.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,7 @@ from planner.capture.workspaces.nn.norms import is_cudnn_batch_norm
 
 
 def _statistics_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which kernels accumulate (ATen/AccumulateType.h)."""
+    """Return the dtype in which a kernel accumulates. Source: ATen/AccumulateType.h."""
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
@@ -36,9 +37,10 @@ def _statistics_dtype(dtype: torch.dtype) -> torch.dtype:
 def _native_layer_norm(
     x: Tensor, normalized: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Any:
-    """Return the output, means and inverse deviations of layer norm, all contiguous.
+    """Return contiguous outputs of layer norm.
 
-    CUDA's kernel copies an input that is not contiguous.
+    These are the output, the means and the inverse deviations. CUDA's kernel copies an input that is not
+    contiguous.
     """
     if not _fits_layer_norm(x, normalized, weight, bias):
         return NotImplemented
@@ -62,7 +64,10 @@ def _native_layer_norm_backward(
 
 
 def _gradients(tensors: Sequence[Tensor | None], mask: Sequence[bool]) -> tuple[Tensor | None, ...]:
-    """Return, for each tensor, a contiguous gradient, or None if the tensor is None or not in `mask`."""
+    """Return a contiguous gradient, or None, for each tensor.
+
+    It is None if the tensor is None or not selected by `mask`.
+    """
     pairs = zip(tensors, mask, strict=True)
     return tuple(empty(t.shape, t.dtype) if is_needed and t is not None else None for t, is_needed in pairs)
 
@@ -79,9 +84,10 @@ def _fits_layer_norm(
 
 
 def _fused_rms_norm(x: Tensor, normalized: Sequence[int], weight: Tensor | None, eps: float | None) -> Any:
-    """Return the contiguous output of RMS norm and the reciprocal root mean square of each row.
+    """Return the contiguous outputs of RMS norm.
 
-    torch has no meta kernel for RMS norm.
+    These are the output, and the reciprocal root mean square of each row. torch has no meta kernel for RMS
+    norm.
     """
     lead = x.dim() - len(normalized)
     rows = (*x.shape[:lead], *[1] * len(normalized))
@@ -102,10 +108,10 @@ def _native_batch_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None,
     training: bool, momentum: float, eps: float,
 ) -> Any:  # fmt: skip
-    """Return the output of batch norm in the input's memory format, and the saved statistics.
+    """Return the output and the saved statistics of batch norm.
 
-    In evaluation cuDNN saves no statistics, so the saved tensors are empty, whereas torch's meta kernel makes
-    two copies. The native kernel always saves statistics.
+    The output has the input's memory format. In evaluation cuDNN saves no statistics, so the saved tensors
+    are empty, whereas torch's meta kernel makes two copies. The native kernel always saves statistics.
     """
     if not _fits_batch_norm(x, weight) or (not training and (mean is None or var is None)):
         return NotImplemented
@@ -118,9 +124,10 @@ def _native_batch_norm_backward(
     grad: Tensor, x: Tensor, weight: Tensor | None, mean: Any, var: Any, save_mean: Any, save_invstd: Any,
     train: bool, eps: float, mask: Sequence[bool],
 ) -> Any:  # fmt: skip
-    """Return the gradients of input, weight and bias for batch norm in training; cuDNN ignores `mask`.
+    """Return the gradients of input, weight and bias for batch norm in training.
 
-    The native kernel follows the mask for all three gradients; torch's meta kernel for two of the three.
+    cuDNN ignores `mask`. The native kernel follows the mask for all three gradients; torch's meta kernel for
+    two of the three.
     """
     if not _fits_batch_norm(x, weight) or grad.shape != x.shape or weight is None or not train:
         return NotImplemented
@@ -130,9 +137,10 @@ def _native_batch_norm_backward(
 
 
 def _fits_batch_norm(x: Tensor, weight: Tensor | None) -> bool:
-    """Return whether the input is dense and the weight's dtype fits, as the batch norm kernels require.
+    """Return whether batch norm's kernels accept the input and the weight.
 
-    The weight has the input's dtype, or float32 for an input in half precision. The weight may be None.
+    The input must be dense. The weight has the input's dtype, or float32 for an input in half precision. The
+    weight may be None.
     """
     if x.dim() < 2 or 0 in x.shape or not x.is_meta or not x.dtype.is_floating_point:
         return False
@@ -154,10 +162,11 @@ def _grouped_mm(
     a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Any:  # fmt: skip
-    """Return the output of a grouped matrix product, with rows padded to a multiple of 16 bytes.
+    """Return the output of a grouped matrix product, with padded rows.
 
-    A factor of 3 dimensions has one matrix per group; values of `offs` bound the groups in a factor of 2
-    dimensions. torch's meta kernel refuses single precision, which CUDA multiplies group by group.
+    Rows are padded to a multiple of 16 bytes. A factor of 3 dimensions has one matrix per group; values of
+    `offs` bound the groups in a factor of 2 dimensions. torch's meta kernel refuses single precision, which
+    CUDA multiplies group by group.
     """
     kind = out_dtype or a.dtype
     ranks = a.dim(), b.dim()
@@ -176,16 +185,16 @@ def _grouped_mm(
 
 
 def _binary_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1) -> Any:
-    """Return the reduced loss as a scalar in the storage of the unreduced loss (ATen/native/cuda/Loss.cu)."""
+    """Return the reduced loss in the storage of the unreduced loss. Source: ATen/native/cuda/Loss.cu."""
     if reduction == 0 or not is_floating_meta(x, target, weight) or x.shape != target.shape or 0 in x.shape:
         return NotImplemented
     return empty(x.shape, x.dtype).as_strided((), ())
 
 
 def _squared_error(x: Tensor, target: Tensor, reduction: int = 1, beta: float = 1.0) -> Any:
-    """Return the reduced loss as a scalar in the storage of the unreduced loss (ATen/native/Loss.cpp).
+    """Return the reduced loss in the storage of the unreduced loss.
 
-    On CUDA the unreduced loss is resized.
+    Source: ATen/native/Loss.cpp. On CUDA the unreduced loss is resized.
     """
     shape = broadcast([x.shape, target.shape])
     if reduction == 0 or not is_floating_meta(x, target) or not shape or 0 in shape:
@@ -197,9 +206,9 @@ def _ctc_loss(
     scores: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0,
     zero_infinity: bool = False,
 ) -> Any:  # fmt: skip
-    """Return the CTC loss and its forward variables (ATen/native/cuda/LossCTC.cu).
+    """Return the CTC loss and its forward variables.
 
-    torch has no meta kernel for CTC loss.
+    Source: ATen/native/cuda/LossCTC.cu. torch has no meta kernel for CTC loss.
     """
     steps, samples = scores.shape[:2]
     if isinstance(target_lengths, Tensor) and target_lengths.is_meta:
@@ -214,9 +223,10 @@ def _ctc_loss_backward(grad: Tensor, scores: Tensor, *_: Any) -> Any:
 
 
 def _log_sigmoid(x: Tensor) -> Any:
-    """Return the output of log-sigmoid, and an empty buffer (ATen/native/cuda/Activation.cpp).
+    """Return the output of log-sigmoid, and an empty buffer.
 
-    torch's kernels for the CPU and for meta tensors make a buffer of the input's size.
+    Source: ATen/native/cuda/Activation.cpp. torch's kernels for the CPU and for meta tensors make a buffer of
+    the input's size.
     """
     out = pointwise_output(x)
     return NotImplemented if out is NotImplemented else (out, empty((0,), x.dtype))
@@ -226,7 +236,10 @@ def _log_sigmoid(x: Tensor) -> Any:
 
 
 def _roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
-    """Return a contiguous output for any strides of the input (ATen/native/cuda/TensorTransformations.cu)."""
+    """Return a contiguous output, whatever the strides of the input.
+
+    Source: ATen/native/cuda/TensorTransformations.cu.
+    """
     rank = x.dim()
     if not x.is_meta or 0 in x.shape or rank < 1 or len(shifts) != len(dims) or not shifts:
         return NotImplemented
@@ -236,7 +249,7 @@ def _roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
 
 
 def _softmax_backward(grad: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Any:
-    """Return a contiguous output for any strides of the gradient (ATen/native/SoftMax.cpp)."""
+    """Return a contiguous output, whatever the strides of the gradient. Source: ATen/native/SoftMax.cpp."""
     if grad.shape != output.shape or 0 in grad.shape or not is_floating_meta(grad, output):
         return NotImplemented
     if dtype is not grad.dtype or not -grad.dim() <= dim < grad.dim():
@@ -245,7 +258,10 @@ def _softmax_backward(grad: Tensor, output: Tensor, dim: int, dtype: torch.dtype
 
 
 def _masked_fill(x: Tensor, mask: Tensor, value: Any) -> Any:
-    """Return a contiguous copy, which the kernel fills in place (ATen/native/TensorAdvancedIndexing.cpp)."""
+    """Return a contiguous output, whatever the strides of the input.
+
+    The kernel fills a contiguous copy in place (ATen/native/TensorAdvancedIndexing.cpp).
+    """
     if not (x.is_meta and mask.is_meta) or mask.dtype is not torch.bool or mask.shape != x.shape:
         return NotImplemented
     if not x.dtype.is_floating_point or isinstance(value, complex) or 0 in x.shape:
@@ -254,9 +270,9 @@ def _masked_fill(x: Tensor, mask: Tensor, value: Any) -> Any:
 
 
 def _index(x: Tensor, indices: Sequence[Tensor | None]) -> Any:
-    """Return the elements of a meta tensor that a mask on the CPU selects.
+    """Return an output for the elements that a CPU mask selects.
 
-    torch would convert the mask to the selected indices.
+    The indexed tensor is on the meta device. torch would convert the mask to the selected indices.
     """
     if len(indices) != 1 or (mask := indices[0]) is None:
         return NotImplemented
@@ -266,9 +282,10 @@ def _index(x: Tensor, indices: Sequence[Tensor | None]) -> Any:
 
 
 def _resized_input(func: Any, x: Tensor, *args: Any) -> Any:
-    """Return an output that is made in the input's size and then resized, as im2col and col2im do on CUDA.
+    """Return an output whose storage is at least as large as the input's.
 
-    The output's storage is therefore no smaller than the input's (ATen/native/cuda: Im2Col.cu, Col2Im.cu).
+    im2col and col2im on CUDA make the output in the input's size, then resize it (ATen/native/cuda:
+    Im2Col.cu, Col2Im.cu).
     """
     if not is_floating_meta(x) or 0 in x.shape:
         return NotImplemented
@@ -278,7 +295,10 @@ def _resized_input(func: Any, x: Tensor, *args: Any) -> Any:
 def _weight_int4pack_mm(
     activations: Tensor, packed: Tensor, group_size: int, scales_and_zeros: Tensor
 ) -> Tensor:
-    """Return the product with 4-bit weights, packed in tiles of 8 rows (ATen/native/cuda/int4mm.cu)."""
+    """Return the product with packed 4-bit weights.
+
+    The weights are packed in tiles of 8 rows (ATen/native/cuda/int4mm.cu).
+    """
     return activations.new_empty(activations.shape[0], 8 * packed.shape[0])
 
 

@@ -1,4 +1,7 @@
-"""Refuse operands of dtypes that CUDA's kernels refuse and meta kernels accept."""
+"""Refuse operands of dtypes that CUDA's kernels refuse.
+
+Meta kernels accept such operands.
+"""
 
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -31,7 +34,7 @@ _Args = tuple[Any, ...]
 
 
 def find_check(func: Any) -> Callable[[_Args], None] | None:
-    """Return a function that checks an operator's operands, or None if the operator needs no check.
+    """Return a function that checks an operator's operands, or None if no check is needed.
 
     For operands that CUDA's kernel refuses, the function raises a RuntimeError in torch's words, or a
     PositionError. `tools/store_cuda_dtypes.py` stored the dtypes that torch 2.13 refuses.
@@ -55,7 +58,7 @@ def _name_of(func: Any) -> str:
 
 
 def promoted(args: _Args) -> torch.dtype | None:
-    """Return the dtype to which an operator's tensors promote, or None if that dtype is not determined.
+    """Return the dtype to which tensors promote, or None if it is not determined.
 
     The dtype is not determined if no tensor is on the meta device or a GPU, if a tensor is empty, and for
     more than two tensors of different dtypes.
@@ -71,7 +74,7 @@ def promoted(args: _Args) -> torch.dtype | None:
 
 @cache
 def _refused() -> Mapping[str, Mapping[torch.dtype | None, str]]:
-    """Read and cache torch's error messages, by operator and by refused dtype."""
+    """Return torch's error messages by operator and refused dtype. The file of messages is read once."""
     refused: dict[str, dict[torch.dtype | None, str]] = {}
     stored = msgspec.json.decode(DTYPES_FILE.read_bytes(), type=dict[str, dict[str, str]])
     dtypes: dict[str, torch.dtype | None] = {name: dtype for dtype, name in NAMES.items()}
@@ -84,7 +87,7 @@ def _refused() -> Mapping[str, Mapping[torch.dtype | None, str]]:
 
 
 def _check_pair(args: _Args, first: int) -> None:
-    """Raise RuntimeError if two factors of a product differ in dtype (ATen/native/cuda/Blas.cpp)."""
+    """Raise RuntimeError if two factors of a product differ in dtype. Source: ATen/native/cuda/Blas.cpp."""
     one, other = args[first], args[first + 1]
     if isinstance(one, Tensor) and one.is_meta and isinstance(other, Tensor) and one.dtype is not other.dtype:
         names = f"{_dtype_name(one.dtype)} and {_dtype_name(other.dtype)}"
@@ -92,9 +95,10 @@ def _check_pair(args: _Args, first: int) -> None:
 
 
 def _check_bmm(args: _Args) -> None:
-    """Raise RuntimeError if the factors of `bmm(a, b)` differ in dtype, or have a dtype that CUDA refuses.
+    """Raise RuntimeError if CUDA's `bmm(a, b)` refuses the dtypes of its factors.
 
-    Outer products are multiplied element by element, and may have any dtype.
+    The factors must have the same dtype. Outer products are multiplied element by element, and may have any
+    dtype.
     """
     _check_pair(args, 0)
     refused = _refused()["baddbmm"]
@@ -115,7 +119,7 @@ def _check_convolution(args: _Args) -> None:
 
 
 def _check_assignment(args: _Args) -> None:
-    """Raise RuntimeError if values that `index_put` assigns differ in dtype from the tensor.
+    """Raise RuntimeError if `index_put` assigns values of another dtype than the tensor's.
 
     A single value is not checked, since it may be on the CPU, from which torch converts it. Source:
     TensorAdvancedIndexing.cpp.

@@ -1,6 +1,7 @@
-"""Meta kernels for pointwise operators, with outputs laid out as by ATen/TensorIterator.cpp.
+"""Meta kernels for pointwise operators.
 
-Each kernel returns NotImplemented for arguments that are left to torch's kernel.
+Outputs are laid out as by ATen/TensorIterator.cpp. Each kernel returns NotImplemented for arguments that are
+left to torch's kernel.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,9 +21,10 @@ from planner.capture.meta_kernels.strides import (
 
 
 def pointwise_output(*operands: Any, dtype: torch.dtype | None = None, **_: Any) -> Any:
-    """Return the output of a pointwise operator over floating-point tensors and numbers, with broadcasting.
+    """Return the broadcast output of a pointwise operator.
 
-    `dtype` is the output's dtype if it differs from the dtype to which the operands promote.
+    Operands are floating-point tensors and numbers. `dtype` is the output's dtype if it differs from the
+    dtype to which the operands promote.
     """
     tensors = []
     has_number = False
@@ -44,7 +46,10 @@ def pointwise_output(*operands: Any, dtype: torch.dtype | None = None, **_: Any)
 
 
 def _alone(x: Any, *numbers: Any, **options: Any) -> Any:
-    """Return the output of a pointwise operator over one tensor and numbers that do not affect the layout."""
+    """Return the output of a pointwise operator over one tensor.
+
+    Numbers among the operands do not affect the layout.
+    """
     if any(isinstance(number, complex) for number in numbers):
         return NotImplemented
     return pointwise_output(x, **options)
@@ -80,7 +85,7 @@ def _laid_over(tensors: Sequence[Tensor], kind: torch.dtype, dtype: torch.dtype,
 
 
 def _over(shape: Sequence[int], t: Tensor) -> tuple[int, ...]:
-    """Return the strides of an operand in the common shape (TensorIteratorBase::compute_strides)."""
+    """Return the strides of an operand in the common shape. Source: TensorIteratorBase::compute_strides."""
     missing = len(shape) - t.dim()
     own = (0 if t.shape[d] == 1 != shape[missing + d] else t.stride(d) for d in range(t.dim()))
     return (0,) * missing + tuple(own)
@@ -97,7 +102,7 @@ def _clamp(x: Tensor, low: Any = None, high: Any = None) -> Any:
 
 
 def _hardtanh(x: Tensor, *numbers: Any) -> Any:
-    """Return the output of hardtanh, or NotImplemented if its strides would differ from the input's.
+    """Return the output of hardtanh, or NotImplemented if its strides differ from the input's.
 
     torch clamps into an empty tensor, which is laid out later.
     """
@@ -106,9 +111,10 @@ def _hardtanh(x: Tensor, *numbers: Any) -> Any:
 
 
 def _power(x: Tensor, exponent: Any) -> Any:
-    """Return the output of a power, or NotImplemented for a first power of a non-contiguous tensor.
+    """Return the output of a power.
 
-    For an exponent of 1 torch makes a copy, which is laid out differently from other powers.
+    Returns NotImplemented for the first power of a non-contiguous tensor. For an exponent of 1 torch makes a
+    copy, which is laid out differently from other powers.
     """
     if isinstance(exponent, Tensor) or (exponent == 1 and not is_contiguous_meta(x)):
         return NotImplemented
@@ -116,16 +122,20 @@ def _power(x: Tensor, exponent: Any) -> Any:
 
 
 def _derivative(grad: Tensor, x: Tensor, *numbers: Any, **options: Any) -> Any:
-    """Return the gradient of an activation, laid out by the output's gradient first, then by the input.
+    """Return the gradient of an activation's input.
 
-    Source: ATen/native/Activation.cpp. torch's meta kernels compose several operators, whose result has
-    another layout if the layouts of gradient and input differ.
+    It is laid out by the output's gradient first, then by the input. Source: ATen/native/Activation.cpp.
+    torch's meta kernels compose several operators, whose result has another layout if the layouts of gradient
+    and input differ.
     """
     return pointwise_output(grad, x) if grad.shape == x.shape and grad.dtype is x.dtype else NotImplemented
 
 
 def _input_first(grad: Tensor, x: Tensor, *numbers: Any) -> Any:
-    """Return the gradient of an activation, laid out by the input first, then by the output's gradient."""
+    """Return the gradient of an activation's input.
+
+    It is laid out by the input first, then by the output's gradient.
+    """
     return _derivative(x, grad)
 
 

@@ -1,7 +1,7 @@
-"""Refuse positions beyond the rows of a table, for which the lookup's kernel fails an assertion on a GPU.
+"""Refuse positions beyond the rows of a table.
 
-Unlike token ids, positions do not depend on data: `arange` makes them. Views of the result of `arange`
-are checked; tensors computed from the result are not.
+On a GPU, the kernel of such a lookup fails an assertion. Unlike token ids, positions do not depend on data:
+`arange` makes them. Views of the result of `arange` are checked; tensors computed from the result are not.
 """
 
 import weakref
@@ -16,7 +16,7 @@ from planner.capture.operator_table import overload
 
 
 class PositionError(IndexError):
-    """An error for a position that is beyond the rows of the table in which it is looked up."""
+    """Error for a position beyond the rows of a lookup table."""
 
 
 # By storage: a weak reference that removes the entry when the storage dies, the first position, the step.
@@ -24,7 +24,10 @@ _RANGES: dict[int, tuple[weakref.ref[Any], int, int]] = {}
 
 
 def _arange(func: Any, *args: Any, **kwargs: Any) -> Tensor:
-    """Call `arange`; for ascending integers on the meta device, remember the first value and the step."""
+    """Call `arange`, and remember its first value and step.
+
+    Only ascending integers on the meta device are remembered.
+    """
     out: Tensor = call_operator(func, args, kwargs)
     first, _, step = (0, args[0], 1) if len(args) == 1 else (*args, 1)[:3]
     if out.is_meta and not out.is_floating_point() and type(first) is int and type(step) is int and step > 0:
@@ -35,7 +38,7 @@ def _arange(func: Any, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def check_positions(args: tuple[Any, ...]) -> None:
-    """Raise PositionError if `embedding(table, positions)` looks up a row that the table does not have.
+    """Raise PositionError if `embedding(table, positions)` looks up a missing row.
 
     Only views of results of `arange` on the meta device are checked.
     """

@@ -1,9 +1,10 @@
-"""Run operators on meta tensors, with outputs laid out as by CUDA's kernels.
+"""Run operators on meta tensors.
 
-torch's meta kernels are mostly decompositions in Python: a multiplication takes a tenth of a millisecond,
-batch norm a whole millisecond. A training loop calls each operator many times with the same sizes, so the
-layout of its outputs is computed once. The planner has kernels for the most frequent operators (`pointwise`)
-and for operators whose outputs CUDA lays out differently (`cuda_layouts`, `convolution`).
+Outputs are laid out as by CUDA's kernels. torch's meta kernels are mostly decompositions in Python: a
+multiplication takes a tenth of a millisecond, batch norm a whole millisecond. A training loop calls each
+operator many times with the same sizes, so the layout of its outputs is computed once. The planner has
+kernels for the most frequent operators (`pointwise`) and for operators whose outputs CUDA lays out
+differently (`cuda_layouts`, `convolution`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +34,7 @@ aten = torch.ops.aten
 
 
 def _scaled_mm_out(*operands: Any, out: Tensor, **_: Any) -> Tensor:
-    """Return `out` unchanged, since torch has no meta kernel for `_scaled_mm` with an output argument."""
+    """Return `out` unchanged. torch has no meta kernel for `_scaled_mm` with an output argument."""
     return out
 
 
@@ -51,7 +52,7 @@ _Layout = tuple[Sequence[int], Sequence[int], torch.dtype]  # shape and strides
 
 
 def meta_kernels(capability: Capability) -> Mapping[Any, Callable[..., Any]]:
-    """Return the planner's meta kernels by operator, for GPUs of a compute capability."""
+    """Return the planner's meta kernels by operator. The kernels are for GPUs of a compute capability."""
     return {
         **_KERNELS,
         **operator_table(convolution.kernels(capability)),
@@ -61,7 +62,10 @@ def meta_kernels(capability: Capability) -> Mapping[Any, Callable[..., Any]]:
 
 
 class _Operator(Struct, frozen=True):
-    """The properties of an operator that decide how it is run, cached since torch looks them up slowly."""
+    """Properties of an operator that decide how it is run.
+
+    They are cached, since torch looks them up slowly.
+    """
 
     func: Any  # kept alive, so that its `id` stays unique
     kernel: Callable[..., Any] | None  # the planner's meta kernel; None if there is no such kernel
@@ -71,7 +75,7 @@ class _Operator(Struct, frozen=True):
 
 
 class MetaRunner:
-    """A runner of one capture's operators on meta tensors, which remembers the layouts of outputs."""
+    """A runner of one capture's operators on meta tensors. It remembers the layouts of outputs."""
 
     def __init__(self, capability: Capability) -> None:
         self._kernels = meta_kernels(capability)
@@ -80,7 +84,7 @@ class MetaRunner:
         self._in_place: set[Any] = set()  # calls that return their first argument
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], phase: Phase) -> Any:
-        """Run an operator on meta tensors in a phase of the loop, and return its result."""
+        """Run an operator on meta tensors and return its result. `phase` is the current phase of the loop."""
         op = self._operators.get(id(func)) or self._inspect(func)
         if op.check is not None:
             op.check(args)
@@ -114,7 +118,11 @@ class MetaRunner:
         return op
 
     def _remember(self, key: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Remember the layouts of a call's new outputs, or that the call returns its first argument."""
+        """Remember the layouts of a call's outputs for later equal calls.
+
+        Outputs that share an argument's storage are not remembered. If the call returns its first argument,
+        that is remembered instead.
+        """
         if args and out is args[0] and torch.Tag.inplace_view not in func.tags:
             self._in_place.add(key)
         returns = func._schema.returns
@@ -137,25 +145,31 @@ class MetaRunner:
 
 
 def _changes_lists(func: Any) -> bool:
-    """Return whether an operator changes lists of tensors in place and returns nothing."""
+    """Return whether an operator only changes lists of tensors in place. Such an operator returns nothing."""
     schema = func._schema
     return not schema.returns and schema.name.startswith(("aten::_foreach_", "aten::_fused_"))
 
 
 def _changes_elements(func: Any) -> bool:
-    """Return whether an operator changes only the elements of its first tensor, in place."""
+    """Return whether an operator changes only elements of its first tensor."""
     name = func._schema.name
     return name.endswith("_") and "resize" not in name and torch.Tag.inplace_view not in func.tags
 
 
 def _is_only_tensor(args: tuple[Any, ...]) -> bool:
-    """Return whether the only tensor is the first argument, a contiguous floating-point meta tensor."""
+    """Return whether the first argument is the only tensor.
+
+    It must be a contiguous floating-point meta tensor.
+    """
     is_alone = is_contiguous_meta(args[0]) and not any(isinstance(one, Tensor) for one in args[1:])
     return is_alone and bool(args[0].dtype.is_floating_point)
 
 
 def _key_of(value: Any) -> Any:
-    """Return a key for the layout of a call's outputs, or None if tensor values may decide the layout."""
+    """Return a key for the layout of a call's outputs.
+
+    The key is None if values of tensors may decide the layout.
+    """
     if isinstance(value, Tensor):
         return (value.shape, value.stride(), value.dtype) if value.is_meta else None
     if isinstance(value, _SEQUENCES):

@@ -1,6 +1,7 @@
-"""Compute strides of new tensors by torch's memory formats and the rules of ATen/TensorIterator.cpp.
+"""Compute the strides of new tensors.
 
-Strides count elements, not bytes. Callers must handle shapes that contain 0.
+Sources: torch's memory formats, and ATen/TensorIterator.cpp. Strides count elements, not bytes. Callers must
+handle shapes that contain 0.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,25 +29,20 @@ def empty_strided(shape: Sequence[int], strides: Sequence[int], dtype: torch.dty
 
 
 def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a new contiguous tensor.
-
-    >>> contiguous((2, 3, 4))
-    (12, 4, 1)
-    """
+    """Return the strides of a new contiguous tensor. >>> contiguous((2, 3, 4)) (12, 4, 1)"""
     return _strides_in_order(shape, range(len(shape)))
 
 
 def channels_last(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a new tensor in the channels-last format of its rank.
-
-    >>> channels_last((2, 3, 4, 5))
-    (60, 1, 15, 3)
-    """
+    """Return the strides of a new channels-last tensor. >>> channels_last((2, 3, 4, 5)) (60, 1, 15, 3)"""
     return _strides_in_order(shape, CHANNELS_LAST[len(shape)])
 
 
 def _strides_in_order(shape: Sequence[int], outermost_first: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a dense tensor whose dimensions have the order `outermost_first` in memory."""
+    """Return the strides of a dense tensor with its dimensions in an order.
+
+    `outermost_first` is the order of the dimensions in memory.
+    """
     strides = [0] * len(shape)
     step = 1
     for dimension in reversed(outermost_first):
@@ -56,24 +52,27 @@ def _strides_in_order(shape: Sequence[int], outermost_first: Sequence[int]) -> t
 
 
 def is_contiguous_meta(t: Any) -> bool:
-    """Return whether a value is a non-empty meta tensor with the strides of a new contiguous tensor."""
+    """Return whether a value is a non-empty contiguous meta tensor.
+
+    Its strides are exactly the strides of a new contiguous tensor.
+    """
     return isinstance(t, Tensor) and t.is_meta and 0 not in t.shape and t.stride() == contiguous(t.shape)
 
 
 def is_floating_meta(*tensors: Tensor | None) -> bool:
-    """Return whether all tensors that are not None are meta tensors of a common floating-point dtype."""
+    """Return whether all tensors are meta tensors of one floating-point dtype. None is ignored."""
     kinds = {t.dtype if t.is_meta else None for t in tensors if t is not None}
     kind = kinds.pop()
     return not kinds and kind is not None and kind.is_floating_point
 
 
 def suggests_channels_last(t: Tensor) -> bool:
-    """Return whether `Tensor::suggest_memory_format` returns a channels-last format for a tensor."""
+    """Return whether `Tensor::suggest_memory_format` returns channels last."""
     return strides_suggest_channels_last(t.shape, t.stride())
 
 
 def strides_suggest_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return whether sizes and strides suggest the channels-last format of their rank.
+    """Return whether sizes and strides suggest channels last.
 
     This is `is_channels_last_strides_2d` or `_3d` (c10/core/MemoryFormat.h).
     """
@@ -90,9 +89,9 @@ def strides_suggest_channels_last(shape: Sequence[int], strides: Sequence[int]) 
 
 
 def is_in_format(shape: Sequence[int], strides: Sequence[int], is_last: bool) -> bool:
-    """Return whether strides are exactly channels last if `is_last`, or exactly contiguous if not.
+    """Return whether strides are exactly channels last or exactly contiguous.
 
-    The strides of dimensions of size 1 are ignored (c10/core/Contiguity.h).
+    `is_last` selects channels last. The strides of dimensions of size 1 are ignored (c10/core/Contiguity.h).
 
     >>> is_in_format((2, 3, 1, 1), (3, 1, 1, 1), is_last=True)
     True
@@ -108,7 +107,7 @@ def is_in_format(shape: Sequence[int], strides: Sequence[int], is_last: bool) ->
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return whether a tensor has neither gaps nor overlaps in memory, with its dimensions in any order."""
+    """Return whether a tensor has neither gaps nor overlaps in memory. Its dimensions may have any order."""
     step = 1
     for stride, size in sorted(pair for pair in zip(strides, shape, strict=True) if pair[1] > 1):
         if stride != step:
@@ -118,7 +117,7 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def broadcast(shapes: Sequence[Sequence[int]]) -> Sequence[int] | None:
-    """Return the shape to which all shapes broadcast, or None if the shapes do not broadcast."""
+    """Return the common shape of broadcast shapes, or None if they do not broadcast."""
     sizes = []
     for place in range(-max(map(len, shapes)), 0):
         common = 1
@@ -132,9 +131,10 @@ def broadcast(shapes: Sequence[Sequence[int]]) -> Sequence[int] | None:
 
 
 def pointwise_strides(shape: Sequence[int], operands: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the strides of a pointwise output, given the operands' strides in the output's shape.
+    """Return the strides of a pointwise operator's output.
 
-    Numbers and broadcast dimensions have strides of 0.
+    `operands` are the operands' strides in the output's shape. Numbers and broadcast dimensions have strides
+    of 0.
 
     >>> pointwise_strides((1, 8, 2, 2), [(8, 1, 16, 8)])  # channels last, whatever the stride of size 1
     (32, 1, 16, 8)
@@ -152,9 +152,10 @@ def pointwise_strides(shape: Sequence[int], operands: Sequence[tuple[int, ...]])
 
 
 def _innermost_first(shape: Sequence[int], operands: Sequence[tuple[int, ...]]) -> list[int]:
-    """Return the dimensions sorted from the smallest stride to the largest, by an insertion sort.
+    """Return the dimensions sorted by stride, smallest first.
 
-    A pair of dimensions keeps its order if each operand is broadcast along one of them.
+    The sort is an insertion sort. A pair of dimensions keeps its order if each operand is broadcast along one
+    of them.
     """
 
     def belongs_later(inner: int, outer: int) -> int:

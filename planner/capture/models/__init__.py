@@ -1,1 +1,1 @@
-"""Find models by name, and build them as modules without weights."""
+"""Find models by name, and build them without weights."""

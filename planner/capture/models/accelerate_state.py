@@ -1,4 +1,4 @@
-"""Keep accelerate's shared state of a capture separate from the state of the process.
+"""Keep a capture's shared state of accelerate separate from the process's.
 
 An `Accelerator` that a captured step makes has the planned GPU as its device.
 """
@@ -13,7 +13,10 @@ _CLASSES = ("PartialState", "AcceleratorState", "GradientState")  # accelerate/s
 
 @contextmanager
 def own_accelerate_state(starts_anew: bool) -> Iterator[None]:
-    """Restore accelerate's shared state when the context exits; if `starts_anew`, also clear it on entry."""
+    """Restore accelerate's shared state when the context exits.
+
+    With `starts_anew`, the state is also cleared on entry.
+    """
     before = [dict(shared) for shared in _shared_states()]
     if starts_anew:
         _restore([])

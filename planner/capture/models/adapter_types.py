@@ -1,4 +1,4 @@
-"""Give peft's adapters on the meta device the data type that peft would give them on a GPU."""
+"""Give peft's adapters on the meta device the dtype that they have on a GPU."""
 
 import sys
 from collections.abc import Iterator

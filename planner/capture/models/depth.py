@@ -1,4 +1,7 @@
-"""Find the number of a model's blocks if captures with fewer blocks can stand for the whole model."""
+"""Find the number of a model's blocks.
+
+Captures with fewer blocks can then stand for the whole model.
+"""
 
 import re
 from typing import Any
@@ -14,11 +17,12 @@ _PLAIN = (bool, int, float, str, tuple, list, type(None))  # types of attributes
 
 
 def find_depth(job: Job, least: int) -> Depth | None:
-    """Return the depth of a transformers model, or None if its blocks differ or there are fewer than `least`.
+    """Return the depth of a transformers model with equal blocks, else None.
 
-    The first and the last block may differ from the others. None is also returned for models of other
-    sources, for a model that cannot be built, and if an option of the job may name single blocks. The model
-    is built on the meta device. Raises UsageError for an unknown model.
+    None is also returned for fewer than `least` blocks. The first and the last block may differ from the
+    others. None is also returned for models of other sources, for a model that cannot be built, and if an
+    option of the job may name single blocks. The model is built on the meta device. Raises UsageError for an
+    unknown model.
     """
     source, name = split_model(job.model.origin)
     if source != hf.SOURCE or _may_name_blocks(job):
@@ -35,7 +39,10 @@ def find_depth(job: Job, least: int) -> Depth | None:
 
 
 def _may_name_blocks(job: Job) -> bool:
-    """Return whether an option of the job may select single blocks by number, or the job uses DeepSpeed."""
+    """Return whether an option of the job may depend on the number of blocks.
+
+    Such an option selects single blocks by number, or is DeepSpeed.
+    """
     patterns = (*job.model.freeze, *job.model.train_only)
     pairs = argument_texts((*job.model.peft_arg, *job.model.quantize_arg))
     pairs += argument_texts(job.sharding.fsdp_arg)
@@ -47,9 +54,10 @@ def _may_name_blocks(job: Job) -> bool:
 
 
 def _has_equal_blocks(model: nn.Module, count: int) -> bool:
-    """Return whether each list of `count` modules in a model has equal modules between its first and last.
+    """Return whether all inner blocks of a model are equal.
 
-    False if the model has no list of `count` modules.
+    Blocks are in lists of `count` modules. The first and the last block of a list may differ. False if the
+    model has no list of `count` modules.
     """
     lists = [
         [*module.children()]
@@ -60,9 +68,10 @@ def _has_equal_blocks(model: nn.Module, count: int) -> bool:
 
 
 def _structure(block: nn.Module) -> tuple[Any, ...]:
-    """Return a block's module types, parameter shapes and plain attributes, by which blocks are compared.
+    """Return the properties by which blocks are compared.
 
-    Private attributes, and attributes that number a block, are left out.
+    These are module types, parameter shapes and plain attributes. Private attributes, and attributes that
+    number a block, are left out.
     """
     return tuple(
         (

@@ -1,4 +1,7 @@
-"""Initialise lazy modules, whose parameters get their shapes from the first batch."""
+"""Initialise lazy modules.
+
+Their parameters get shapes from the first batch.
+"""
 
 from typing import Any
 
@@ -19,7 +22,7 @@ from planner.program import Phase
 
 
 class _Running(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that runs operators on meta tensors as a capture does, without recording them."""
+    """A dispatch mode that runs operators on meta tensors as in a capture. Nothing is recorded."""
 
     def __init__(self, run: Run) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -32,9 +35,9 @@ class _Running(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def initialise_lazy_modules(model: nn.Module, job: Job, batch: int, run: Run) -> None:
-    """Call a model on a batch if it has lazy modules, so that their parameters get shapes.
+    """Give the parameters of lazy modules their shapes by a call of the model.
 
-    Raises ModelError if the call fails.
+    Models without lazy modules are not called. Raises ModelError if the call fails.
     """
     if not any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
         return

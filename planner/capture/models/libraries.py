@@ -21,7 +21,7 @@ from planner.jobs import nearest, shown
 
 
 def read_json(path: Path, instead: str) -> Any:
-    """Return the parsed contents of a JSON file, such as a model's config.json.
+    """Return the parsed contents of a JSON file.
 
     Raises UsageError for a missing file, with the advice to name `instead`; ModelError for a file that cannot
     be read or parsed.
@@ -70,7 +70,10 @@ _TALKATIVE = (
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence log messages below level ERROR of model and kernel libraries inside the context."""
+    """Silence libraries' log messages below level ERROR inside the context.
+
+    The libraries provide models and kernels.
+    """
     loggers = [logging.getLogger(name) for name in _TALKATIVE]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -83,9 +86,9 @@ def quiet() -> Iterator[None]:
 
 
 def find_in_namespace(source: str, name: str, namespace: ModuleType) -> Callable[..., object]:
-    """Return the function or `nn.Module` class `name` of a Python module, with weight downloads turned off.
+    """Return the function or `nn.Module` class `name` of a Python module.
 
-    Raises UsageError for an unknown name.
+    Downloads of weights are turned off. Raises UsageError for an unknown name.
     """
     builders = {
         key: value
@@ -101,7 +104,10 @@ def find_in_namespace(source: str, name: str, namespace: ModuleType) -> Callable
 
 
 def unknown_name(source: str, name: str, names: list[str], what: str = "model") -> UsageError:
-    """Return the error for a name that a source lacks, with similar names or else the first names."""
+    """Return the error for a name that a source lacks.
+
+    The error lists similar names, or else the first names.
+    """
     near = nearest(name, names)
     hint = f"the nearest: {near}" if near else f"it has {', '.join(names[:8])}" + " ..." * (len(names) > 8)
     return UsageError(f"{source} has no {what} {shown(name)}; {hint}")

@@ -1,7 +1,8 @@
-"""List the library versions for which captures are written, since they rely on private parts of libraries.
+"""List the library versions for which captures are written.
 
-A new version may allocate differently, or rename a function that a capture replaces. tests/capture/models/
-test_library_versions.py fails for each library whose pinned version differs.
+Captures rely on private parts of libraries. A new version may allocate differently, or rename a function that
+a capture replaces. tests/capture/models/ test_library_versions.py fails for each library whose pinned version
+differs.
 """
 
 import sys
@@ -27,7 +28,10 @@ HELD_VERSIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 
 def notes_on_versions() -> Iterator[str]:
-    """Yield a note for each imported library whose major or minor version differs from `HELD_VERSIONS`."""
+    """Yield a note for each imported library of an unexpected version.
+
+    Its major or minor version differs from `HELD_VERSIONS`.
+    """
     for name, (held, _) in HELD_VERSIONS.items():
         version = public_version(getattr(sys.modules.get(name), "__version__", None))
         if version is not None and ".".join(version.split(".")[:2]) != held:

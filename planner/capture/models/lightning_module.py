@@ -1,7 +1,8 @@
-"""Train a LightningModule by its own `training_step` and `configure_optimizers`.
+"""Train a LightningModule by its own methods.
 
-The module is attached to a `Trainer` of its Lightning package, without loggers, callbacks and loops, so
-that code which reads the trainer or steps optimizers by hand works unchanged. Facts from lightning 2.6.
+These are `training_step` and `configure_optimizers`. The module is attached to a `Trainer` of its Lightning
+package, without loggers, callbacks and loops, so that code which reads the trainer or steps optimizers by
+hand works unchanged. Facts from lightning 2.6.
 """
 
 import importlib
@@ -24,7 +25,10 @@ _LOGGERS = ("lightning.pytorch.utilities.rank_zero", "pytorch_lightning.utilitie
 
 
 def is_lightning_module(module: object) -> bool:
-    """Return whether an object is a LightningModule, of `lightning.pytorch` or `pytorch_lightning`."""
+    """Return whether an object is a LightningModule.
+
+    The class is of `lightning.pytorch` or `pytorch_lightning`.
+    """
     return lightning_package_of(module) is not None
 
 
@@ -55,12 +59,15 @@ def train_by_lightning(module: object, job: Job) -> nn.Module:
 
 
 def uses_lightning(job: Job) -> bool:
-    """Return whether the job trains a LightningModule with automatic optimization."""
+    """Return whether the job trains a LightningModule by automatic optimization."""
     return job.loop.loss is Loss.TRAINING_STEP and job.loop.mode is Mode.TRAIN
 
 
 class _TrainingStep(nn.Module):
-    """A wrapper of a LightningModule whose forward pass is `training_step` on a batch of a data loader."""
+    """A wrapper that runs a LightningModule's `training_step` as its forward pass.
+
+    The step gets a batch as from a data loader.
+    """
 
     def __init__(self, module: Any, package: str, name: str) -> None:
         super().__init__()
@@ -68,7 +75,7 @@ class _TrainingStep(nn.Module):
         self._package, self._name = package, name
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the result of `training_step`: the loss, or a mapping that contains it."""
+        """Return the result of `training_step`. It is the loss, or a mapping that contains the loss."""
         return _run_training_step(self.module, kwargs or (args[0] if len(args) == 1 else list(args)))
 
     def make_own_optimizer(self) -> optim.Optimizer:
@@ -104,7 +111,7 @@ def _run_training_step(module: Any, batch: Any) -> Any:
 
 
 def lightning_package_of(module: object) -> str | None:
-    """Return the package of an object's base class LightningModule, or None if it has no such base."""
+    """Return the package of an object's LightningModule base, or None if it has none."""
     for kind in type(module).__mro__:
         package = kind.__module__.rpartition(".core.")[0]
         if kind.__name__ == "LightningModule" and package in _PACKAGES:
@@ -114,7 +121,10 @@ def lightning_package_of(module: object) -> str | None:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Silence all warnings, and Lightning's log messages below level ERROR, inside the context."""
+    """Silence warnings and Lightning's log messages inside the context.
+
+    Log messages of level ERROR are kept.
+    """
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [one.level for one in loggers]
     for one in loggers:

@@ -1,4 +1,7 @@
-"""Construct models on the meta device, so that their parameters and buffers take no memory."""
+"""Construct models on the meta device.
+
+Their parameters and buffers then take no memory.
+"""
 
 import gc
 import warnings
@@ -25,7 +28,7 @@ Strategy = Callable[[], AbstractContextManager[object]]  # opened around the con
 
 
 def construct_on_meta(construct: Callable[[], object]) -> object:
-    """Call `construct` and return its result; a module has all parameters and buffers on the meta device.
+    """Return the result of `construct`, with a module's tensors on the meta device.
 
     The first of three strategies that works is used. First, all tensors are made on the meta device. If the
     constructor reads values, only parameters are made there. If it reads values of parameters too, the model
@@ -36,10 +39,10 @@ def construct_on_meta(construct: Callable[[], object]) -> object:
 
 
 def construct_with_values(construct: Callable[[], object]) -> tuple[object, list[tuple[Tensor, Tensor]]]:
-    """Return the result of `construct`, and a pair of original and meta tensor for each tensor with values.
+    """Return the result of `construct`, and the values of its tensors.
 
-    All buffers have values, and so do parameters that no constructor of a module made. Raises the
-    constructor's error.
+    The values are pairs of an original tensor and its meta tensor. All buffers have values, and so do
+    parameters that no constructor of a module made. Raises the constructor's error.
     """
     return _try_strategies(construct, _WITH_VALUES)
 
@@ -57,11 +60,12 @@ def _try_strategies(
 
 
 def _is_about_meta(error: Exception) -> bool:
-    """Return whether an error says that torch cannot read, set or share the values of a meta tensor.
+    """Return whether an error is about the missing values of a meta tensor.
 
-    Reading: "Cannot copy out of meta tensor", "Tensor.item() cannot be called on meta tensors", "...
-    attempted to run ... with Meta tensors". Setting a parameter: "variable and tensor have incompatible
-    tensor type". Sharing with other processes, as streamed datasets do: "_share_fd_: only available on CPU".
+    The values cannot be read, set or shared. Reading: "Cannot copy out of meta tensor", "Tensor.item() cannot
+    be called on meta tensors", "... attempted to run ... with Meta tensors". Setting a parameter: "variable
+    and tensor have incompatible tensor type". Sharing with other processes, as streamed datasets do:
+    "_share_fd_: only available on CPU".
     """
     message = str(error).lower()
     return any(words in message for words in ("meta", "incompatible tensor type", "only available on cpu"))
@@ -84,10 +88,11 @@ def _build(construct: Callable[[], object], strategy: Strategy) -> tuple[object,
 
 @contextmanager
 def gpu_followed(placement: Placement) -> Iterator[None]:
-    """Track tensors that user code puts on the GPU, and results computed from them, inside the context.
+    """Track tensors that user code puts on the GPU inside the context.
 
-    The garbage collector is off inside the context, since it frees cycles at times that differ between runs;
-    if something is on the GPU, cycles are collected at the end.
+    Results computed from such tensors are tracked too. The garbage collector is off inside the context, since
+    it frees cycles at times that differ between runs; if something is on the GPU, cycles are collected at the
+    end.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -102,10 +107,10 @@ def gpu_followed(placement: Placement) -> Iterator[None]:
 
 
 def _plain_tensors(model: nn.Module) -> Iterator[tuple[Any, Any, Tensor]]:
-    """Yield (holder, key, tensor) for each tensor in a plain, list or dict attribute of the model's modules.
+    """Yield the tensors in plain, list or dict attributes of a model's modules.
 
-    Registered parameters and buffers are left out, even if a list holds them too, as scripts do for an
-    optimizer.
+    The items are (holder, key, tensor). Registered parameters and buffers are left out, even if a list holds
+    them too, as scripts do for an optimizer.
     """
     registered = {id(one) for one in (*model.parameters(), *model.buffers())}
     for module in model.modules():
@@ -121,9 +126,9 @@ def _plain_tensors(model: nn.Module) -> Iterator[tuple[Any, Any, Tensor]]:
 
 
 def _note_those_on_cpu(model: nn.Module, placement: Placement) -> None:
-    """Mark tensors in plain attributes as on the CPU unless user code put them on the GPU.
+    """Mark tensors in plain attributes as on the CPU.
 
-    `Module.to` leaves such tensors on the CPU.
+    Tensors that user code put on the GPU are not marked. `Module.to` leaves such tensors on the CPU.
     """
     for _, _, tensor in _plain_tensors(model):
         if tensor.is_meta and tensor not in placement.placed:
@@ -131,9 +136,10 @@ def _note_those_on_cpu(model: nn.Module, placement: Placement) -> None:
 
 
 def _move_placed(model: nn.Module, placement: Placement) -> list[tuple[Tensor, Tensor]]:
-    """Move the tensors in plain attributes that user code put on the GPU to the meta device.
+    """Move tensors that user code put on the GPU to the meta device.
 
-    Returns a (tensor with the values, meta tensor) pair for each moved tensor.
+    Only tensors in plain attributes are moved. Returns a (tensor with the values, meta tensor) pair for each
+    moved tensor.
     """
     moved = []
     for holder, key, tensor in _plain_tensors(model):
@@ -176,10 +182,10 @@ _WITH_VALUES: tuple[Strategy, ...] = (parameters_on_meta, nullcontext)
 
 
 def move_to_meta(model: nn.Module, placement: Placement) -> list[tuple[Tensor, Tensor]]:
-    """Move a model's parameters and buffers to the meta device; keep shared tensors shared.
+    """Move a model's parameters and buffers to the meta device.
 
-    `Module.to` does not keep them shared. Returns a (tensor with the values, meta tensor) pair for each moved
-    tensor.
+    Shared tensors stay shared. `Module.to` does not keep them shared. Returns a (tensor with the values, meta
+    tensor) pair for each moved tensor.
     """
     likes: dict[int, Tensor] = {}
     moved: list[tuple[Tensor, Tensor]] = []  # also keeps Python from reusing the ids in `likes`
@@ -200,10 +206,11 @@ def move_to_meta(model: nn.Module, placement: Placement) -> list[tuple[Tensor, T
 
 
 def _move(holder: Any, key: Any, tensor: Tensor, placed: PlacedTensors) -> tuple[Tensor, Tensor]:
-    """Move a tensor to the meta device in place, and return a tensor with its values and the meta tensor.
+    """Move a tensor to the meta device in place.
 
-    The tensor object itself is moved, since optimizers and closures may hold it too. If a graph or a weak
-    reference prevents this, the holder gets a new meta tensor instead, and the tensor keeps its values.
+    Returns a tensor with its values, and the meta tensor. The tensor object itself is moved, since optimizers
+    and closures may hold it too. If a graph or a weak reference prevents this, the holder gets a new meta
+    tensor instead, and the tensor keeps its values.
     """
     storages = [one.untyped_storage() for one in parts(tensor)]
     like = like_on_meta(tensor)
@@ -220,7 +227,10 @@ def _move(holder: Any, key: Any, tensor: Tensor, placed: PlacedTensors) -> tuple
 
 
 def like_on_meta(tensor: Tensor) -> Tensor:
-    """Return a new tensor or parameter on the meta device with the shape, strides and type of a tensor."""
+    """Return a new meta tensor with a tensor's shape, strides and dtype.
+
+    The result is a parameter if the tensor is a parameter.
+    """
     if is_wrapped(tensor):
         like = with_parts(tensor, like_on_meta)
         return nn.Parameter(like, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else like

@@ -39,7 +39,7 @@ def calling_libraries(job: Job) -> Iterator[None]:
 
 
 def check_fetching(job: Job, arguments: Mapping[str, object]) -> None:
-    """Raise UsageError if an argument makes a library's constructor fetch weights, or code from a hub."""
+    """Raise UsageError if an argument makes a library fetch weights or code."""
     source = split_model(job.model.origin).source
     if source not in _MAY_FETCH:
         return

@@ -1,4 +1,7 @@
-"""Find and build the model of a job, with one finder for each source of models."""
+"""Find and build the model of a job.
+
+Each source of models has its own finder.
+"""
 
 import importlib
 import inspect
@@ -36,7 +39,7 @@ Constructor = Callable[..., object]
 
 
 def build_model(job: Job) -> nn.Module:
-    """Return the job's model as its constructor makes it, with parameters and buffers on the meta device.
+    """Return the job's model on the meta device, as its constructor makes it.
 
     Raises `UsageError` for a name that the source does not know, `ModelError` if building the model fails.
     """
@@ -99,10 +102,11 @@ def construct_model(
 
 
 def complete_by_library(job: Job) -> Job:
-    """Return the job with the inputs that the model's library implies, for training and evaluation.
+    """Return the job with the inputs that the model's library implies.
 
-    Jobs of other sources are unchanged. Raises UsageError for inputs that the model does not take, ModelError
-    if the library is missing or refuses the model's configuration.
+    Inputs for training and for evaluation are completed. Jobs of other sources are unchanged. Raises
+    UsageError for inputs that the model does not take, ModelError if the library is missing or refuses the
+    model's configuration.
     """
     source, name = split_model(job.model.origin)
     arguments = {key: _as_lists(value) for key, value in job.model.args}
@@ -139,28 +143,37 @@ def _completed(job: Job, source: str, name: str, arguments: dict[str, Any]) -> J
 
 
 def import_transformers() -> ModuleType:
-    """Import and return transformers, which imports most of its modules only when they are used."""
+    """Import and return transformers. It imports most of its modules only when they are used."""
     return import_library("transformers", extra="hf")
 
 
 def find_hf(name: str) -> Constructor:
-    """Return the constructor for a model type or class of transformers, or for a folder with config.json."""
+    """Return the constructor of a transformers model.
+
+    `name` is a model type, a class, or a folder with config.json.
+    """
     return partial(hf.build, import_transformers(), name)
 
 
 def find_diffusers(name: str) -> Constructor:
-    """Return the constructor for a class of diffusers, or for a folder with config.json."""
+    """Return the constructor of a diffusers model. `name` is a class, or a folder with config.json."""
     import_library("diffusers.models", extra=diffusion.SOURCE)
     return partial(diffusion.build, name)
 
 
 def find_in_library(source: str, module: str, name: str) -> Constructor:
-    """Return the constructor named `name` in a module of a library; `source` is also the library's extra."""
+    """Return the constructor `name` in a module of a library.
+
+    `source` is also the extra that installs the library.
+    """
     return find_in_namespace(source, name, import_library(module, extra=source))
 
 
 def find_zoo(name: str) -> Constructor:
-    """Return the constructor of a model of the seed documents (planner/capture/models/zoo.py)."""
+    """Return the constructor of a model of the seed documents.
+
+    The models are in planner/capture/models/zoo.py.
+    """
     return find_in_namespace("zoo", name, importlib.import_module("planner.capture.models.zoo"))
 
 
@@ -178,8 +191,8 @@ FINDERS: Mapping[str, Callable[[str], Constructor]] = {
 
 
 def _as_lists(value: Any) -> Any:
-    """Convert a tuple, and the tuples inside it, to lists; return any other value unchanged.
+    """Return a tuple as a list, with inner tuples as lists too.
 
-    A `Job` holds tuples, but constructors expect lists.
+    Any other value is returned unchanged. A `Job` holds tuples, but constructors expect lists.
     """
     return [_as_lists(item) for item in value] if isinstance(value, tuple) else value

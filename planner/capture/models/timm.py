@@ -1,4 +1,7 @@
-"""Find models of timm, and complete their jobs from the configuration of timm's pretrained weights."""
+"""Find models of timm, and complete their jobs.
+
+Inputs follow the configuration of timm's pretrained weights.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -13,18 +16,18 @@ _USUAL = (3, 224, 224)
 
 
 def find_timm(name: str) -> Callable[..., object]:
-    """Return the constructor of a timm model, named with or without the tag of its weights.
+    """Return the constructor of a timm model.
 
-    Raises UsageError for a name that timm does not list.
+    The name may include the tag of its weights. Raises UsageError for a name that timm does not list.
     """
     return partial(_import_timm(name).create_model, name, pretrained=False)
 
 
 def complete_timm(job: Job, name: str, arguments: dict[str, Any]) -> Job:
-    """Return the job, with an image of the size of timm's pretrained weights added if it has no inputs.
+    """Return the job with an image as input, if it has no inputs.
 
-    The constructor's `arguments` may change the image size. The loss of a model without a head becomes
-    the sum of the features that the model returns.
+    The image has the size of timm's pretrained weights. The constructor's `arguments` may change the image
+    size. The loss of a model without a head becomes the sum of the features that the model returns.
     """
     config = _import_timm(name).get_pretrained_cfg(name)
     headless = config is not None and config.num_classes == 0 and not arguments.get("num_classes")

@@ -1,4 +1,4 @@
-"""Define the models of the seed documents that no library ships.
+"""Define the models of the seed documents that are in no library.
 
 Python variables in `forward` decide when memory is freed, so every `forward` here holds exactly the tensors
 that the original held.
@@ -11,7 +11,10 @@ from torch.nn import Identity as Identity, functional
 
 
 class CNN(nn.Module):
-    """A 3x3 convolution to 8 channels, 2x2 average pooling and a linear layer: images to `classes` scores."""
+    """A classifier of images by one convolution and one linear layer.
+
+    A 3x3 convolution to 8 channels, 2x2 average pooling, and a linear layer to `classes` scores.
+    """
 
     def __init__(self, channels: int, height: int, width: int, classes: int = 10) -> None:
         super().__init__()
@@ -27,7 +30,7 @@ class CNN(nn.Module):
 
 
 class ConvPair(nn.Module):
-    """Two convolutions in a row, 1 to 16 to 32 channels."""
+    """Two convolutions in a row, with 1, 16 and 32 channels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +42,7 @@ class ConvPair(nn.Module):
 
 
 class _DoubleConv(nn.Module):
-    """Two blocks of 3x3 convolution, batch norm and ReLU, at the same resolution."""
+    """Two blocks of convolution, batch norm and ReLU. The convolutions are 3x3 and keep the resolution."""
 
     def __init__(self, in_channels: int, out_channels: int, *, inplace_relu: bool) -> None:
         super().__init__()
@@ -57,12 +60,18 @@ class _DoubleConv(nn.Module):
 
 
 def _downsample(in_channels: int, out_channels: int, *, inplace_relu: bool) -> nn.Sequential:
-    """Return layers that halve the resolution by max pooling and then apply a `_DoubleConv`."""
+    """Return layers that halve the resolution and apply a `_DoubleConv`.
+
+    Max pooling halves the resolution.
+    """
     return nn.Sequential(nn.MaxPool2d(2), _DoubleConv(in_channels, out_channels, inplace_relu=inplace_relu))
 
 
 class _Upsample(nn.Module):
-    """A block that doubles the resolution, joins the encoder's features and applies a `_DoubleConv`."""
+    """A U-Net block that doubles the resolution and joins the encoder's features.
+
+    It ends with a `_DoubleConv`.
+    """
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
@@ -78,7 +87,7 @@ class _Upsample(nn.Module):
 
 
 class BasicEncoder(nn.Module):
-    """The U-Net's encoder, with in-place ReLU; it returns the features of all four resolutions."""
+    """The U-Net's encoder, with in-place ReLU. It returns the features of all four resolutions."""
 
     inplace_relu = True
 
@@ -98,7 +107,10 @@ class BasicEncoder(nn.Module):
 
 
 class BasicUNet(BasicEncoder):
-    """A U-Net of four resolutions, 64 to 512 channels, with a sigmoid at its end, for images of any size."""
+    """A U-Net of four resolutions, with a sigmoid at its end.
+
+    It has 64 to 512 channels, and takes images of any size.
+    """
 
     inplace_relu = False
 
@@ -115,7 +127,10 @@ class BasicUNet(BasicEncoder):
         return self.sigmoid(self.final_layer(self.features(x)))
 
     def features(self, x: Tensor) -> Any:
-        """Return the last features before the output layer: 64 channels at the input's resolution."""
+        """Return the last features before the output layer.
+
+        They have 64 channels at the input's resolution.
+        """
         full, half, quarter, eighth = super().forward(x)
         x = self.up2(eighth, quarter)
         x = self.up3(x, half)
@@ -124,9 +139,10 @@ class BasicUNet(BasicEncoder):
 
 
 class Davenet(nn.Module):
-    """The audio branch of DAVEnet: spectrograms [batch, 40, frames] to features [batch, 1024, frames / 16].
+    """The audio branch of DAVEnet.
 
-    Source: Harwath et al. 2018, "Jointly Discovering Visual Objects and Spoken Words from Raw Sensory Input".
+    It takes spectrograms [batch, 40, frames] and gives features [batch, 1024, frames / 16]. Source: Harwath
+    et al. 2018, "Jointly Discovering Visual Objects and Spoken Words from Raw Sensory Input".
     """
 
     def __init__(self) -> None:
@@ -149,9 +165,10 @@ class Davenet(nn.Module):
 
 
 class DavenetImage(nn.Module):
-    """The image branch of DAVEnet: VGG16's features with a 3x3 convolution in place of the last pooling.
+    """The image branch of DAVEnet.
 
-    Takes [batch, 3, height, width], gives [batch, 1024, height / 16, width / 16]. Source as for `Davenet`.
+    It is VGG16's features with a 3x3 convolution in place of the last pooling. Takes [batch, 3, height,
+    width], gives [batch, 1024, height / 16, width / 16]. Source as for `Davenet`.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,7 @@
-"""Log allocations and frees in their order, and drop the allocations of gradient sums that run in place."""
+"""Log allocations and frees in order.
+
+Allocations of gradient sums that run in place are dropped.
+"""
 
 import weakref
 from dataclasses import dataclass
@@ -14,7 +17,7 @@ _BLOCK_BYTES = 512  # kMinBlockSize of the caching allocator
 
 @dataclass(slots=True)
 class Block:
-    """A block of the log, whose category may still change."""
+    """A recorded block whose category may still change."""
 
     number: int
     size_bytes: int
@@ -25,7 +28,7 @@ class Block:
 
 
 class StorageRef(weakref.ref[Any]):
-    """A weak reference to a storage, with the storage's block; an in-place sum takes its operand's block."""
+    """A weak reference to a storage, with the storage's block. An in-place sum takes its operand's block."""
 
     __slots__ = ("block", "key")
 
@@ -34,7 +37,7 @@ class StorageRef(weakref.ref[Any]):
 
 
 class AllocationLog:
-    """The log of one run, whose `records` are allocated blocks, frees, and starts of phases."""
+    """The log of one run. Its `records` are allocated blocks, frees, and starts of phases."""
 
     def __init__(self, provenance: ProvenanceCollector | None) -> None:
         self.records: list[Block | Free | PhaseStart] = []
@@ -46,21 +49,22 @@ class AllocationLog:
         self._closed = False
 
     def start_phase(self, step: int, phase: Phase) -> None:
-        """Record the start of a phase; nothing after the start of `END` is recorded."""
+        """Record the start of a phase. Nothing after the start of `END` is recorded."""
         self._sum = None
         self.records.append(PhaseStart(step, phase))
         self._closed = phase is Phase.END
 
     def keep_for_backward(self) -> None:
-        """Change the category of all living temporaries to activations."""
+        """Change the category of living temporaries to activations."""
         for block in self._alive.values():
             if block.category is Category.TEMPORARY:
                 block.category = Category.ACTIVATION
 
     def alloc(self, size_bytes: int, category: Category, op: str, module: str, stream: int = 0) -> Block:
-        """Record and return a new block, allocated by an operator in a module for work on a stream.
+        """Record and return a new block.
 
-        After the start of `END` the block is returned but not recorded.
+        An operator `op` in a module allocates it for work on a stream. After the start of `END` the block is
+        returned but not recorded.
         """
         self._sum = None
         sites, number = self._sites, self._blocks
@@ -75,14 +79,15 @@ class AllocationLog:
         return block
 
     def set_module(self, block: Block, module: str) -> None:
-        """Change the module in which a block counts as allocated."""
+        """Change the module that counts as the allocator of a block."""
         op = [*self._sites][block.site][1]
         block.site = self._sites.setdefault((module, op), len(self._sites))
 
     def free(self, block: Block, *, empties_cache: bool = False) -> None:
-        """Record that a block is freed, unless a gradient sum proves to be in place and keeps the block.
+        """Record that a block is freed.
 
-        After the start of `END` nothing is recorded. See `Free.empties_cache` for the flag.
+        If a gradient sum proves to be in place, it keeps the block, and no free is recorded. After the start
+        of `END` nothing is recorded. See `Free.empties_cache` for the flag.
         """
         if self._closed or (self._sum is not None and self._sum_was_in_place(block)):
             return
@@ -90,10 +95,10 @@ class AllocationLog:
         self.records.append(Free(block.number, empties_cache))
 
     def empty_cache(self, since: int) -> bool:
-        """Mark the last record, if it is a free, as emptying the cache too, and return whether it was marked.
+        """Mark the last record as emptying the cache too, if it is a free.
 
-        A free among the first `since` records is not marked. Starts of phases at the end of the log are
-        skipped, and after the start of `END` nothing is marked.
+        Returns whether it was marked. A free among the first `since` records is not marked. Starts of phases
+        at the end of the log are skipped, and after the start of `END` nothing is marked.
         """
         if self._closed:
             return False
@@ -107,9 +112,9 @@ class AllocationLog:
         return True
 
     def expect_inplace_accumulation(self, operand: Block, out: StorageRef) -> None:
-        """Note that a sum of gradients was just allocated; the sum is in place if `operand` is freed next.
+        """Note that a sum of gradients was just allocated.
 
-        Nothing is noted if `out` is not the last record.
+        The sum is in place if `operand` is freed next. Nothing is noted if `out` is not the last record.
         """
         if self.records[-1] is out.block:
             self._sum = (operand, out)
@@ -126,7 +131,7 @@ class AllocationLog:
         return True
 
     def allocated_bytes(self) -> tuple[int, int]:
-        """Return the allocated bytes now and at the peak, with each block rounded up to 512 bytes."""
+        """Return the allocated bytes now and at the peak. Each block is rounded up to 512 bytes."""
         sizes: dict[int, int] = {}
         allocated = most = 0
         for record in self.records:
@@ -143,7 +148,7 @@ class AllocationLog:
         return tuple(map(_event, self.records))
 
     def sites(self) -> tuple[Site, ...]:
-        """Return the sites of the blocks, in the order of their numbers in events."""
+        """Return the sites of the blocks. They have the order of their numbers in events."""
         return tuple(Site(module, op) for module, op in self._sites)
 
 

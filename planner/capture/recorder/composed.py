@@ -1,6 +1,7 @@
-"""Define, by their parts, operators that ATen composes beneath autograd, unseen by dispatch modes.
+"""Define operators that ATen composes of others beneath autograd.
 
-The norms of several tensors are among the operators, as one kernel with a workspace.
+Dispatch modes do not see the others. The norms of several tensors are among the operators, as one kernel with
+a workspace.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +20,10 @@ _HALVES = (torch.float16, torch.bfloat16)  # accumulated in float32 (ATen/OpMath
 
 
 def _affine_grid_generator(theta: Tensor, size: Sequence[int], align_corners: bool) -> Tensor:
-    """Return the sampling grid, a product of base coordinates and `theta` (AffineGridGenerator.cpp)."""
+    """Return the sampling grid of an affine transformation.
+
+    It is a product of base coordinates and `theta` (AffineGridGenerator.cpp).
+    """
     samples, *extents = size[0], *size[2:]
     rank = len(extents)
     base = theta.new_empty((samples, *extents, rank + 1))
@@ -42,7 +46,10 @@ def _trilinear(
     x: Tensor, y: Tensor, z: Tensor, expand_x: list[int], expand_y: list[int], expand_z: list[int],
     summed: list[int], unrolled: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Return sums of products of three tensors, one product for each slice of a dimension (Linear.cpp)."""
+    """Return sums of products of three tensors.
+
+    There is one product for each slice of a dimension (Linear.cpp).
+    """
     rank = x.dim() + len(expand_x)
     extents: list[int] = []
     of_pair: list[int] = []
@@ -71,7 +78,10 @@ def _trilinear(
 
 
 def _sum_of_products(left: Tensor, right: Tensor, summed: list[int]) -> Tensor:
-    """Return the product of two tensors by `bmm`, with dimensions `summed` reduced to 1 (sumproduct_pair)."""
+    """Return the product of two tensors, summed over the dimensions `summed`.
+
+    `bmm` computes it, and the summed dimensions get size 1 (sumproduct_pair).
+    """
     if not summed:
         return left * right
     both: list[int] = []
@@ -98,10 +108,11 @@ def _sum_of_products(left: Tensor, right: Tensor, summed: list[int]) -> Tensor:
 def _foreach_norm(
     tensors: Sequence[Tensor], ord: float = 2, dtype: torch.dtype | None = None
 ) -> list[Tensor]:
-    """Return the norm of each tensor, with the workspace of CUDA (ATen/native/cuda/ForeachReduceOp.cu).
+    """Return the norm of each tensor, with the workspace of CUDA.
 
-    Partial results of each chunk are allocated first, for each tensor as many as the largest tensor needs.
-    They are freed after the norms are made, each of which is a separate tensor.
+    Source: ATen/native/cuda/ForeachReduceOp.cu. Partial results of each chunk are allocated first, for each
+    tensor as many as the largest tensor needs. They are freed after the norms are made, each of which is a
+    separate tensor.
     """
     first = tensors[0]
     if not _is_fast(tensors, ord):

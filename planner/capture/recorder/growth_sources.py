@@ -1,7 +1,8 @@
-"""Find the code that makes memory grow from step to step, and whether only reference cycles hold the memory.
+"""Find the code that makes memory grow from step to step.
 
-A capture runs without Python's garbage collector, so that blocks in cycles stay alive like other blocks. A
-collection after the loop shows the difference: blocks that it frees were held by cycles only.
+It is also found whether only reference cycles hold the memory. A capture runs without Python's garbage
+collector, so that blocks in cycles stay alive like other blocks. A collection after the loop shows the
+difference: blocks that it frees were held by cycles only.
 """
 
 import gc
@@ -11,10 +12,10 @@ from planner.program import GrowthSource, Trace, find_growth, growing_blocks
 
 
 def growth_sources(trace: Trace, recorder: Recorder) -> tuple[GrowthSource, ...]:
-    """Return the sites that allocate blocks whose number grows with every step, with source lines if known.
+    """Return the sites whose number of blocks grows with every step.
 
-    The trace must have just ended. The garbage collector runs once, to tell which blocks are held by
-    reference cycles only.
+    Source lines are included if known. The trace must have just ended. The garbage collector runs once, to
+    tell which blocks are held by reference cycles only.
     """
     growth = find_growth(trace)
     if growth is None:

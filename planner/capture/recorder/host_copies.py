@@ -1,4 +1,4 @@
-"""Compute the temporary blocks of the GPU that a copy between GPU and CPU allocates.
+"""Compute the temporary GPU blocks of copies between GPU and CPU.
 
 A copy is a single transfer if both tensors have the same dtype and the same dense layout. Otherwise
 ATen/native/cuda/Copy.cu (`copy_requires_temporaries`) makes contiguous copies first, and converts the dtype
@@ -19,10 +19,10 @@ _aten = torch.ops.aten
 
 
 def staging_copies(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, host: Any) -> Ops:
-    """Return the temporary GPU blocks of a copy between GPU and CPU, or () if the copy needs none.
+    """Return the temporary GPU blocks of a copy between GPU and CPU.
 
-    Operators other than such copies need none. `host` contains the CPU tensors, including the result `out` of
-    a conversion if `out` is on the CPU.
+    Returns () if the copy needs none. Operators other than such copies need none. `host` contains the CPU
+    tensors, including the result `out` of a conversion if `out` is on the CPU.
     """
     if func is _aten.copy_.default:
         given, source = args[0], args[1]
@@ -68,5 +68,5 @@ def _have_one_layout(given: Tensor, source: Tensor) -> bool:
 
 
 def _strides_that_count(tensor: Tensor) -> Sequence[int]:
-    """Return a tensor's strides, without the strides of dimensions of size 1."""
+    """Return a tensor's strides in dimensions larger than 1."""
     return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]

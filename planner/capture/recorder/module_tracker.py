@@ -1,4 +1,7 @@
-"""Track which module runs, for the sites of blocks and to describe where a model failed."""
+"""Track which module runs.
+
+The module is part of a block's site, and tells where a model failed.
+"""
 
 import sys
 from bisect import bisect_right
@@ -52,7 +55,10 @@ class ModuleTracker:
         return names[bisect_right(numbers, node._sequence_nr()) - 1]
 
     def place_in(self, phase: Phase) -> str:
-        """Return words for the running module, or for the loss, backward pass or phase if no module runs."""
+        """Return words for the running module, or for the phase if no module runs.
+
+        A phase is named as the loss, the backward pass, or by its name.
+        """
         if len(self._stack) > 1:
             name = self._stack[-1][1]
             return f"module '{name}'" if name else self._root

@@ -1,4 +1,7 @@
-"""Classify operators for the recorder: the kind of their outputs, their workspace rule, and similar facts."""
+"""Classify operators for the recorder.
+
+Facts are the kind of their outputs, their workspace rule and the like.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +20,10 @@ from planner.program import TorchVersion
 
 
 class OutputKind(Enum):
-    """The kind of an operator's outputs: new tensors, views, changed arguments or resized arguments."""
+    """The kind of an operator's outputs.
+
+    Outputs are new tensors, views, changed arguments or resized arguments.
+    """
 
     NEW = auto()
     VIEWS = auto()  # of arguments
@@ -27,7 +33,7 @@ class OutputKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """An operator with the facts that the recorder needs at each of its calls."""
+    """An operator with the facts that the recorder needs."""
 
     func: Any
     name: str
@@ -40,7 +46,10 @@ class Operator:
     is_unknown: bool = False  # whether its CUDA kernel may need an unknown workspace
 
     def new_tensors(self, out: Any) -> list[Tensor]:
-        """Return the tensors of a result in order, without those that a CUDA kernel keeps on the CPU."""
+        """Return the tensors of a result in order.
+
+        Tensors that a CUDA kernel keeps on the CPU are left out.
+        """
         if isinstance(out, Tensor):
             return [out]
         if not isinstance(out, tuple | list):
@@ -50,7 +59,7 @@ class Operator:
 
 
 def inspect_operator(func: Any, version: TorchVersion) -> Operator:
-    """Return the facts that the recorder needs about an operator in a version of torch."""
+    """Return the facts that the recorder needs about an operator. They are for a version of torch."""
     on_cpu = cpu_outputs(func, version)
     rule, uses_blas = rule_of(func), func in BLAS_OPS
     outputs, parts = _outputs_of(func), COMPOSED.get(func)

@@ -1,8 +1,8 @@
-"""Keep the tensors of a collective alive until the current stream waits for it, as process groups do.
+"""Keep a collective's tensors alive until the current stream waits for it.
 
-A functional collective runs on a stream of NCCL. The tensors that it reads and writes live until the current
-stream waits for it (`WorkNCCL::synchronize`, torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp of 2.13), which
-happens when its result is first used.
+Process groups do the same. A functional collective runs on a stream of NCCL. The tensors that it reads and
+writes live until the current stream waits for it (`WorkNCCL::synchronize`,
+torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp of 2.13), which happens when its result is first used.
 """
 
 from typing import Any
@@ -22,13 +22,19 @@ def is_collective(func: Any) -> bool:
 
 
 class PendingCollectives:
-    """The arguments and results of collectives for which the current stream has not waited yet."""
+    """The arguments and results of collectives that are not waited for yet.
+
+    The current stream waits for a collective.
+    """
 
     def __init__(self) -> None:
         self._held: dict[int, Any] = {}
 
     def note(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
-        """Keep the arguments and results of a collective, or release them if `func` waits for the result."""
+        """Keep the arguments and results of a collective.
+
+        They are released if `func` waits for the result.
+        """
         if func._schema.name == _WAIT:
             self._held.pop(args[0].untyped_storage()._cdata, None)
             return

@@ -1,8 +1,9 @@
-"""Collect the provenance of blocks: shape, dtype and line of the model's code.
+"""Collect the provenance of blocks.
 
-Collecting takes time, since Python's stack is walked for each operator. In the backward pass no line of the
-model is on the stack, but a line of the model made the running autograd node. Nodes are numbered in the order
-in which they are made, so that the number of a node gives the line.
+It is the shape, the dtype and the line of the model's code. Collecting takes time, since Python's stack is
+walked for each operator. In the backward pass no line of the model is on the stack, but a line of the model
+made the running autograd node. Nodes are numbered in the order in which they are made, so that the number of
+a node gives the line.
 """
 
 import linecache
@@ -37,7 +38,7 @@ _NO_LINE = _Line("", "")
 
 @dataclass(slots=True)
 class ProvenanceCollector:
-    """A collector of the provenance of one trace's blocks, which a recorder calls."""
+    """A collector of the provenance of one trace's blocks. A recorder calls it."""
 
     _lines: dict[int, _Line] = field(default_factory=dict)  # by block
     _tensors: dict[int, tuple[tuple[int, ...], str]] = field(default_factory=dict)
@@ -49,7 +50,10 @@ class ProvenanceCollector:
     _running: _Line = _NO_LINE
 
     def on_operator(self) -> None:
-        """Note the line of code that calls the next operator, or that made the running autograd node."""
+        """Note the line of code that calls the next operator.
+
+        In the backward pass it is the line that made the running autograd node.
+        """
         line = self._line_on_stack()
         number = torch._C._autograd._get_sequence_nr()
         if line is not _NO_LINE:
@@ -63,7 +67,7 @@ class ProvenanceCollector:
         self._running = line
 
     def on_alloc(self, block: int) -> None:
-        """Note the running operator's line of code as the line that allocates a block."""
+        """Note that the running operator's line of code allocates a block."""
         self._lines[block] = self._running
 
     def on_tensor(self, block: int, tensor: Tensor) -> None:
@@ -71,7 +75,7 @@ class ProvenanceCollector:
         self._tensors[block] = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
 
     def provenance_of(self, blocks: list[int]) -> tuple[TensorProvenance, ...]:
-        """Return the provenance of the given blocks, omitting blocks whose provenance is unknown."""
+        """Return the provenance of blocks. Blocks of unknown provenance are left out."""
         rows = []
         for block in blocks:
             line = self._lines.get(block, _NO_LINE)
@@ -81,7 +85,7 @@ class ProvenanceCollector:
         return tuple(rows)
 
     def _line_behind(self, sequence_number: int) -> _Line:
-        """Return the line that made the autograd node of this number, or `_NO_LINE` if it is unknown.
+        """Return the line that made an autograd node, or `_NO_LINE` if unknown.
 
         This is the line of the first operator that runs after the node was numbered.
         """
@@ -89,7 +93,10 @@ class ProvenanceCollector:
         return self._made_by[place] if place < len(self._numbers) else _NO_LINE
 
     def _line_on_stack(self) -> _Line:
-        """Return the innermost stack line outside torch and the planner, or `_NO_LINE` if there is none."""
+        """Return the innermost line of user code on the stack, or `_NO_LINE` if there is none.
+
+        User code is outside torch and the planner.
+        """
         frame = sys._getframe(1)
         while frame is not None:
             code = frame.f_code
@@ -119,10 +126,10 @@ def _kind_of(filename: str) -> str:
 
 
 def short_path(filename: str) -> str:
-    """Return a path relative to the innermost folder of `sys.path` that contains it, or just the file's name.
+    """Return a path relative to a folder of `sys.path`.
 
-    The file's name alone is returned if no folder contains the path. The working directory counts as a folder
-    of `sys.path`.
+    The folder is the innermost that contains the path. Without such a folder, the file's name alone is
+    returned. The working directory counts as a folder of `sys.path`.
     """
     path = Path(filename).resolve()
     roots = [Path(entry).resolve() for entry in sys.path if entry] + [Path.cwd()]

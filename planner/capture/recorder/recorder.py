@@ -1,8 +1,9 @@
-"""Record the blocks that a loop running on `meta` would request from CUDA's caching allocator.
+"""Record the blocks that a loop on `meta` would allocate on CUDA.
 
-A `TorchDispatchMode` sees each operator below autograd. Each new storage among an operator's outputs is a
-block, which is freed when a weak reference to its `UntypedStorage` dies. The workspaces of kernels come from
-the rules of `planner.capture.workspaces`. If autograd on a GPU adds gradients in place, the log does so too.
+They are requested from CUDA's caching allocator. A `TorchDispatchMode` sees each operator below autograd.
+Each new storage among an operator's outputs is a block, which is freed when a weak reference to its
+`UntypedStorage` dies. The workspaces of kernels come from the rules of `planner.capture.workspaces`. If
+autograd on a GPU adds gradients in place, the log does so too.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -53,7 +54,7 @@ Run = Callable[[Any, tuple[Any, ...], dict[str, Any], Phase], Any]
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that records the blocks of one trace while it is active."""
+    """A dispatch mode that records the blocks of one trace."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -114,7 +115,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._log.start_phase(step, phase)
 
     def record_tensor(self, tensor: Tensor, category: Category, op: str, module: str | None = None) -> None:
-        """Record a meta tensor as allocated now, unless its storage is recorded, empty or on the CPU."""
+        """Record a meta tensor as allocated now.
+
+        Tensors with a recorded or empty storage, and CPU tensors, are skipped.
+        """
         if is_wrapped(tensor):
             for one in parts(tensor):
                 self.record_tensor(one, category, op, module)
@@ -134,9 +138,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._provenance.on_tensor(ref.block.number, tensor)
 
     def record_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Record an operator that ran earlier, with its arguments and results as meta tensors.
+        """Record an operator that ran earlier.
 
-        Views, resizes, and in-place operators without a workspace rule are not recorded.
+        Its arguments and results are meta tensors. Views, resizes, and in-place operators without a workspace
+        rule are not recorded.
         """
         op = self._operators.get(id(func)) or inspect_operator(func, self.target.torch)
         if op.outputs is OutputKind.NEW or (op.outputs is OutputKind.ARGUMENTS and op.rule is not None):
@@ -145,16 +150,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._record_run(op, args, kwargs, out)
 
     def record_empty_cache(self) -> None:
-        """Record a call of `torch.cuda.empty_cache()`, as a part of the preceding free if possible.
+        """Record a call of `torch.cuda.empty_cache()`.
 
-        Otherwise a block of one byte is allocated and freed, and its free empties the cache.
+        It becomes a part of the preceding free if possible. Otherwise a block of one byte is allocated and
+        freed, and its free empties the cache.
         """
         if not self._log.empty_cache(since=self._calls[-1].end if self._calls else 0):
             self._log.free(self._alloc(1, Category.TEMPORARY, "empty_cache"), empties_cache=True)
 
     @contextmanager
     def graph_pool(self, pool: int = GRAPH_POOL) -> Iterator[None]:
-        """Allocate in a private pool of CUDA graphs inside the context, by default the compiler's pool."""
+        """Allocate in a private pool of CUDA graphs inside the context.
+
+        The default is the compiler's pool.
+        """
         before, self._pool = self._pool, pool
         try:
             yield
@@ -162,34 +171,37 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._pool = before
 
     def clear_cublas_workspaces(self) -> None:
-        """Record that cuBLAS frees the workspaces that it keeps (`torch._C._cuda_clearCublasWorkspaces`)."""
+        """Record that cuBLAS frees its workspaces. `torch._C._cuda_clearCublasWorkspaces` frees them."""
         self._cublas.forget()
         for block in self._cublas_blocks:
             self._log.free(block)
         self._cublas_blocks.clear()
 
     def free_storage(self, storage: Any) -> None:
-        """Record that the block of a storage is freed, though the storage lives on."""
+        """Record that a storage's block is freed while the storage lives on."""
         ref = self._storages.pop(storage._cdata, None)
         if ref is not None:
             self._log.free(ref.block)
 
     def set_category(self, tensor: Tensor, category: Category) -> None:
-        """Set the category of a recorded tensor's block; ignore a tensor that was not recorded."""
+        """Set the category of a tensor's block. A tensor that was not recorded is ignored."""
         for one in parts(tensor):
             storage = self._storages.get(one.untyped_storage()._cdata)
             if storage is not None:
                 storage.block.category = category
 
     def set_module(self, tensor: Tensor, module: str) -> None:
-        """Set the module of a recorded tensor's block; ignore a tensor that was not recorded."""
+        """Set the module of a tensor's block. A tensor that was not recorded is ignored."""
         for one in parts(tensor):
             storage = self._storages.get(one.untyped_storage()._cdata)
             if storage is not None:
                 self._log.set_module(storage.block, module)
 
     def record_resize(self, tensor: Tensor) -> None:
-        """Record that `UntypedStorage.resize_` freed or allocated the memory of a tensor's storage."""
+        """Record the block changes of `UntypedStorage.resize_` on a tensor's storage.
+
+        The old block is freed, a new block allocated.
+        """
         storage = tensor.untyped_storage()
         ref = self._storages.get(storage._cdata)
         if ref is None:
@@ -199,7 +211,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.record_tensor(tensor, Category.TEMPORARY, "resize_")
 
     def place(self) -> str:
-        """Return words for the running module, or for the loss, backward pass or phase if no module runs."""
+        """Return words for the running module, or for the phase if no module runs.
+
+        A phase is named as the loss, the backward pass, or by its name.
+        """
         return self.modules.place_in(self.phase)
 
     def operators(self) -> list[str]:
@@ -211,11 +226,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return {storage.block.number for storage in self._storages.values()}
 
     def allocated_bytes(self) -> tuple[int, int]:
-        """Return the allocated bytes now and at the peak, as the caching allocator rounds them."""
+        """Return the allocated bytes now and at the peak. They are rounded as by the caching allocator."""
         return self._log.allocated_bytes()
 
     def finish(self, batch: int, notes: tuple[str, ...] = ()) -> Trace:
-        """Return the trace of the events up to the start of the phase `END`."""
+        """Return the trace up to the start of the phase `END`."""
         events, collector = self._log.events(), self._provenance
         blocks = [event.block for event in events if isinstance(event, Alloc)]
         provenance = () if collector is None else collector.provenance_of(blocks)
@@ -271,7 +286,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _copy_to_meta(self, tensor: Tensor) -> Tensor:
-        """Return a meta copy of a CPU tensor, with the tensor's values if the capture keeps values."""
+        """Return a meta copy of a CPU tensor.
+
+        The copy has the tensor's values if the capture keeps values.
+        """
         copy: Tensor = self._run(aten._to_copy.default, (tensor,), {"device": _META}, self.phase)
         return copy
 
@@ -291,7 +309,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _is_outside(
         self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: Any
     ) -> bool:
-        """Record an operator on the CPU, or a copy between CPU and GPU; return False for other operators."""
+        """Record an operator on the CPU, or a copy between CPU and GPU.
+
+        Returns False, and records nothing, for any other operator.
+        """
         side = self.host.side_of(op.func, args, kwargs)
         if side is Side.HOST:
             self.host.add_results(out)
@@ -311,7 +332,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return op
 
     def _record_kernel(self, op: Operator, args: tuple[Any, ...], out: Any) -> None:
-        """Record an operator's outputs, its kernel's workspaces, and the workspaces that cuBLAS keeps."""
+        """Record an operator's outputs and its kernel's workspaces.
+
+        Workspaces that cuBLAS keeps are recorded too.
+        """
         start = len(self._log.records)
         held: list[Block | None] = []
         new: list[Tensor] = []
@@ -343,7 +367,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._record_cublas(op, lt_bytes)  # not of the kernel's rule, which is the same at each call
 
     def _record_resized(self, op: Operator, out: Tensor) -> None:
-        """Record the new block of a resized storage, and then the free of the old block.
+        """Record the new block of a resized storage, then the free of the old block.
 
         The old block lives until its contents are copied (native/cuda/Resize.cpp).
         """
@@ -357,7 +381,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._log.free(old)
 
     def _autotune_once(self, op: Operator, args: tuple[Any, ...], ops: Ops) -> Ops:
-        """Return the ops of a rule, without autotuning if a call with the same signature has run before."""
+        """Return the ops of a rule, with autotuning only once per signature.
+
+        A call with the same signature does not autotune again.
+        """
         timed = [one for one in ops if isinstance(one, KernelOp) and one.kind is OpKind.AUTOTUNE]
         if not timed:
             return ops
@@ -368,9 +395,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return ops
 
     def _record_ops(self, op: Operator, ops: Ops, new: list[Tensor], cublas_bytes: int) -> list[Block | None]:
-        """Record the ops of a rule, the new outputs, and cuBLAS's workspace if `cublas_bytes` is not 0.
+        """Record the ops of a rule and the new outputs.
 
-        Returns the blocks that the kernel holds until it returns.
+        cuBLAS's workspace is recorded too if `cublas_bytes` is not 0. Returns the blocks that the kernel
+        holds until it returns.
         """
         category = self._output_category()
         held: list[Block | None] = []
@@ -445,7 +473,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def _blas_stream(self) -> int:
-        """Return the stream for which cuBLAS keeps a workspace, or GRAPH_POOL in the compiler's pool."""
+        """Return the stream for which cuBLAS keeps a workspace. In the compiler's pool it is GRAPH_POOL."""
         return self._pool if self._pool == GRAPH_POOL else self._streams.current
 
     def _alloc(self, size_bytes: int, category: Category, op: str, module: str | None = None) -> Block:
@@ -453,13 +481,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._log.alloc(size_bytes, category, op, where, self._stream)
 
     def _expect_inplace_accumulation(self, args: tuple[Any, ...], out: Tensor) -> None:
-        """Note an addition of gradients, which may reuse its first operand on a GPU.
+        """Note an addition of gradients that may be in place on a GPU.
 
-        autograd/input_buffer.cpp accumulates in place if it holds the last reference to a dense tensor, but
-        never under a dispatch mode or on the meta device (ATen/TensorSubclassLikeUtils.h). It held the last
-        reference exactly if the operand's storage is freed before anything else happens. It never accumulates
-        in a view, since the view holds its base; but it does in the last of several tensors that a kernel
-        made in one storage, such as cuDNN's gradients of a recurrent layer's weights.
+        The sum may reuse the block of its first operand. autograd/input_buffer.cpp accumulates in place if it
+        holds the last reference to a dense tensor, but never under a dispatch mode or on the meta device
+        (ATen/TensorSubclassLikeUtils.h). It held the last reference exactly if the operand's storage is freed
+        before anything else happens. It never accumulates in a view, since the view holds its base; but it
+        does in the last of several tensors that a kernel made in one storage, such as cuDNN's gradients of a
+        recurrent layer's weights.
         """
         operand = args[0]
         if not isinstance(operand, Tensor) or operand.dtype != out.dtype or operand.shape != out.shape:
@@ -473,16 +502,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _is_on_meta(args: Any, out: Any) -> bool:
-    """Return whether an operator reads or makes a meta tensor; if not, the CPU runs it."""
+    """Return whether an operator reads or makes a meta tensor. If not, the CPU runs it."""
     return any(isinstance(one, Tensor) and one.is_meta for one in leaves_of((args, out)))
 
 
 @contextmanager
 def _as_without_gradients() -> Iterator[None]:
-    """Run inference mode's operators under `no_grad` inside the context, without autocast's cache of casts.
+    """Run inference mode's operators under `no_grad` inside the context.
 
-    Inference mode leaves out the dispatch keys of autograd, at which composite operators are decomposed and
-    device-dependent operators are replaced. On CUDA, composite operators decompose into the same operators.
+    Autocast's cache of casts is turned off. Inference mode leaves out the dispatch keys of autograd, at which
+    composite operators are decomposed and device-dependent operators are replaced. On CUDA, composite
+    operators decompose into the same operators.
     """
     keeps_casts = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)

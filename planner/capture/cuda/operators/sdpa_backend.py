@@ -27,7 +27,7 @@ _CUDNN_SINCE: TorchVersion = (2, 11)
 
 @dataclass(frozen=True, slots=True)
 class SdpaCall:
-    """The arguments and the torch version that determine the backend of `scaled_dot_product_attention`.
+    """A call of `scaled_dot_product_attention`, with the torch version that runs it.
 
     Tensors are (batch, heads, rows, width).
     """
@@ -43,7 +43,7 @@ class SdpaCall:
 
     @property
     def needs_grad(self) -> bool:
-        """Return whether a backward pass may follow: gradients are recorded, and required of an input."""
+        """Return whether autograd records the call for a backward pass."""
         return torch.is_grad_enabled() and any(t.requires_grad for t in (self.query, self.key, self.value))
 
 
@@ -64,7 +64,7 @@ def select(call: SdpaCall, capability: Capability) -> SDPBackend:
 
 
 def _order(capability: Capability, version: TorchVersion) -> tuple[SDPBackend, ...]:
-    """Return the attention backends by descending priority, with cuDNN first on some GPUs.
+    """Return the attention backends, highest priority first.
 
     cuDNN is first on compute capabilities 9.0, 10.0 and 10.3. On other GPUs and before torch 2.11 cuDNN is
     last. An order that the process has changed is kept. torch 2.5.0 preferred cuDNN on 9.0, 2.5.1 reverted
@@ -102,7 +102,7 @@ def _flash_accepts(call: SdpaCall, capability: Capability) -> bool:
 
 
 def _flash_can_go_back(call: SdpaCall, capability: Capability) -> bool:
-    """Return whether flash has a backward pass for the call, or the call needs no backward pass.
+    """Return whether flash attention can run the backward pass, if the call needs one.
 
     GPUs with 99 KiB of shared memory have no backward pass for some wide heads.
     """
@@ -144,9 +144,10 @@ def _cudnn_accepts(call: SdpaCall, capability: Capability) -> bool:
 
 
 def _cudnn_width(widths: tuple[int, int], capability: Capability) -> int:
-    """Return the largest head width that cuDNN accepts, given the `widths` of queries and values.
+    """Return the largest width of a head that cuDNN accepts.
 
-    Versions after 2.13 need a newer cuDNN for 256 on 9.0, and accept 256 on 10.x too.
+    `widths` are the widths of queries and values. Versions after 2.13 need a newer cuDNN for 256 on 9.0, and
+    accept 256 on 10.x too.
     """
     if capability == (9, 0):
         return 256
@@ -154,9 +155,10 @@ def _cudnn_width(widths: tuple[int, int], capability: Capability) -> int:
 
 
 def gemm_alignment(dtype: torch.dtype, capability: Capability) -> int:
-    """Return the number of elements of which a head's width must be a multiple (`minimum_gemm_alignment`).
+    """Return the number of elements that must divide the width of a head.
 
-    The elements take 16 bytes if tensor cores compute the product; otherwise the number is 1.
+    Source: `minimum_gemm_alignment`. The elements take 16 bytes if tensor cores compute the product;
+    otherwise the number is 1.
     """
     half = dtype in _HALVES
     if capability >= (8, 0) or (capability >= (7, 0) and half):
@@ -186,10 +188,11 @@ def _is_unit_stride(call: SdpaCall) -> bool:
 
 
 def _heads_match(call: SdpaCall, *, grouped: bool) -> bool:
-    """Return whether the batch sizes are equal, and the numbers of heads are equal or validly grouped.
+    """Return whether the batch sizes are equal and the numbers of heads are compatible.
 
-    If the call enables grouped queries and the backend takes them (`grouped`), the number of heads of keys
-    and values must divide the number of the query's heads.
+    Without grouped queries, the numbers of heads must be equal. If the call enables grouped queries and the
+    backend takes them (`grouped`), the number of heads of keys and values must divide the number of the
+    query's heads.
     """
     query, key, value = call.query, call.key, call.value
     if not query.shape[0] == key.shape[0] == value.shape[0]:
@@ -201,10 +204,10 @@ def _heads_match(call: SdpaCall, *, grouped: bool) -> bool:
 
 
 def _mask_broadcasts(call: SdpaCall) -> bool:
-    """Return whether cuDNN accepts the call's mask (`check_attn_mask_shape`).
+    """Return whether cuDNN accepts the call's mask.
 
-    cuDNN accepts a call without a mask, or with a mask of 2 or 4 dimensions that requires no gradient and
-    broadcasts to the scores.
+    Source: `check_attn_mask_shape`. cuDNN accepts a call without a mask, or with a mask of 2 or 4 dimensions
+    that requires no gradient and broadcasts to the scores.
     """
     mask = call.mask
     if mask is None:

@@ -1,9 +1,9 @@
-"""Renumber the autograd nodes of second-order graphs as on CUDA, where numbers decide the execution order.
+"""Renumber the autograd nodes of second-order graphs as on CUDA.
 
-Autograd's engine runs the ready node with the highest sequence number first, and each thread counts
-separately (ATen/SequenceNumber.cpp). On CUDA, a backward pass with `create_graph` makes its nodes on the
-engine's thread for the GPU, whose numbers are low. On the meta device it makes them on the caller's thread,
-with numbers above all others.
+The numbers decide the execution order. Autograd's engine runs the ready node with the highest sequence number
+first, and each thread counts separately (ATen/SequenceNumber.cpp). On CUDA, a backward pass with
+`create_graph` makes its nodes on the engine's thread for the GPU, whose numbers are low. On the meta device
+it makes them on the caller's thread, with numbers above all others.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +17,7 @@ _OF_LEAVES = 2**63  # AccumulateGrad has the highest number (torch/csrc/autograd
 
 
 def patches() -> Iterator[tuple[str, object]]:
-    """Yield the name of torch's function that runs the autograd engine, and its replacement."""
+    """Yield the name and the replacement of the function that runs torch's autograd engine."""
     yield "torch.autograd._engine_run_backward", _renumbering(graph._engine_run_backward)
 
 
@@ -43,7 +43,10 @@ def _renumbering(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _nodes_since(tensors: Iterable[Tensor], first: int) -> list[Any]:
-    """Return the non-leaf autograd nodes in the tensors' graphs with sequence number `first` or higher."""
+    """Return the non-leaf autograd nodes whose sequence number is at least `first`.
+
+    The nodes are in the graphs of `tensors`.
+    """
     waiting = [one.grad_fn for one in tensors]
     found: dict[Any, None] = {}
     while waiting:
@@ -55,7 +58,7 @@ def _nodes_since(tensors: Iterable[Tensor], first: int) -> list[Any]:
 
 
 def _gradients_of_leaves(outputs: Iterable[Tensor]) -> list[Tensor]:
-    """Return the gradients of the leaf tensors from which a backward pass's outputs were computed."""
+    """Return the gradients of the leaf tensors in the graphs of `outputs`."""
     waiting: list[Any] = [one.grad_fn for one in outputs]
     seen: set[Any] = set()
     gradients = []

@@ -1,9 +1,9 @@
-"""Compute gradients of selecting operators as on CUDA, by scattering values into zeros in place.
+"""Compute gradients of operators that select elements, as on CUDA.
 
-The operators are `gather`, `index_select`, `masked_select`, `sort`, `topk`, `max` over a dimension and the
-like. For meta tensors or under a dispatch mode (TensorSubclassLikeUtils.h) ATen scatters out of place, which
-would cost a second tensor of the input's size (ATen/native: TensorAdvancedIndexing.cpp, ReduceOps.cpp,
-TriangularOps.cpp).
+The gradient is scattered into zeros in place. The operators are `gather`, `index_select`, `masked_select`,
+`sort`, `topk`, `max` over a dimension and the like. For meta tensors or under a dispatch mode
+(TensorSubclassLikeUtils.h) ATen scatters out of place, which would cost a second tensor of the input's size
+(ATen/native: TensorAdvancedIndexing.cpp, ReduceOps.cpp, TriangularOps.cpp).
 """
 
 from collections.abc import Callable, Mapping, Sequence

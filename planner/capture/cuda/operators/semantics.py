@@ -39,10 +39,11 @@ Suspended = Callable[[], AbstractContextManager[object]]
 
 @contextmanager
 def cuda_semantics(capability: tuple[int, int], version: TorchVersion = NEWEST_TORCH) -> Iterator[Suspended]:
-    """Make operators on `meta` take the code paths of a GPU of this compute capability inside the context.
+    """Make operators on `meta` take the code paths of CUDA inside the context.
 
-    `version` is the version of torch on the GPU. Yields a function that opens a context in which torch is
-    unchanged, except for autocast. Raises RuntimeError if the process has already opened such a context.
+    `capability` is the compute capability of the GPU. `version` is the version of torch on the GPU. Yields a
+    function that opens a context in which torch is unchanged, except for autocast. Raises RuntimeError if the
+    process has already opened such a context.
     """
     if not _OPEN.acquire(blocking=False):
         raise RuntimeError("another trace is running in this process; traces run one at a time")
@@ -103,7 +104,7 @@ def _kernels(capability: tuple[int, int], version: TorchVersion) -> dict[str, Ca
 
 
 def _device_lists() -> Iterator[tuple[str, object]]:
-    """Yield the names of device and extension checks, each with a replacement that accepts `meta`."""
+    """Yield the names of torch's checks for devices and extensions, with replacements that accept `meta`."""
     # nn.MultiheadAttention takes its fast path in inference on cuda, but not on the meta device
     yield "torch.nn.modules.activation._check_arg_device", lambda tensor: True
     # nn.TransformerEncoderLayer names devices inline; only the out-of-tree backend's name is a variable

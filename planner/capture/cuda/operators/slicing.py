@@ -1,7 +1,8 @@
-"""Index tensors by full slices, as in `x[:, 0]`, as torch before 2.9 does.
+"""Index tensors by full slices as torch before 2.9 does.
 
-Before 2.9, `:` runs a slice operator, whose gradient is a tensor of zeros into which the gradient is copied.
-Since 2.9 a full slice runs no operator (applySlice, ATen/TensorIndexing.h; pytorch/pytorch#157944).
+An example is `x[:, 0]`. Before 2.9, `:` runs a slice operator, whose gradient is a tensor of zeros into which
+the gradient is copied. Since 2.9 a full slice runs no operator (applySlice, ATen/TensorIndexing.h;
+pytorch/pytorch#157944).
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,13 +20,16 @@ _get_item = Tensor.__getitem__
 
 
 def patches(version: TorchVersion) -> Iterator[tuple[str, object]]:
-    """Yield the name of `Tensor.__getitem__` and its replacement, if the version is before 2.9."""
+    """Yield the name and the replacement of `Tensor.__getitem__`.
+
+    Yields nothing if the version is 2.9 or later.
+    """
     if version < _SKIPPED_SINCE:
         yield "torch.Tensor.__getitem__", _index
 
 
 def _index(x: Tensor, index: Any) -> Any:
-    """Run `x[index]` with a slice operator for each full slice, in the order of dimensions."""
+    """Return `x[index]`, after one slice operator for each full slice."""
     places = index if isinstance(index, tuple) else (index,)
     if x.device.type != "meta" or not any(isinstance(place, slice) for place in places):
         return _get_item(x, index)
@@ -48,7 +52,7 @@ def _index(x: Tensor, index: Any) -> Any:
 
 
 def _sliced_at_once(x: Tensor, places: Sequence[Any]) -> Tensor:
-    """Return `x` after one call of `aten.slice` for each full slice, such as `:`, in an index."""
+    """Return `x` after one slice operator for each full slice of an index."""
     dim = 0
     for position, place in enumerate(places):
         if isinstance(place, EllipsisType):
@@ -60,14 +64,14 @@ def _sliced_at_once(x: Tensor, places: Sequence[Any]) -> Tensor:
 
 
 def _dimensions(place: Any) -> int:
-    """Return the number of the tensor's dimensions that one part of an index consumes."""
+    """Return the number of tensor dimensions that one part of an index consumes."""
     if place is None or isinstance(place, bool | EllipsisType):
         return 0
     return place.dim() if isinstance(place, Tensor) and place.dtype in (torch.bool, torch.uint8) else 1
 
 
 def _is_full(place: Any, x: Tensor, dim: int) -> bool:
-    """Return whether an index is a full slice for which versions before 2.9 run a slice operator.
+    """Return whether one part of an index is a full slice that runs a slice operator before 2.9.
 
     Versions before 2.9 run no operator if the slice's end equals the size of the dimension.
     """
@@ -77,5 +81,5 @@ def _is_full(place: Any, x: Tensor, dim: int) -> bool:
 
 
 def _is_number(value: Any, default: int) -> bool:
-    """Return whether a slice's start or step is omitted, or is an integer equal to its default."""
+    """Return whether a slice's start or step is None or equal to its default."""
     return value is None or (isinstance(value, int) and value == default)

@@ -47,7 +47,7 @@ def watch(outside: OutsideMemory, stack: ExitStack, capability: tuple[int, int])
 
 
 class _TorchWithoutCompiler:
-    """A stand-in for the module torch whose `compile` returns the function unchanged.
+    """A stand-in for the module torch whose `compile` returns functions unchanged.
 
     The functions that torchao would compile are replaced by others that need no compilation.
     """
@@ -63,7 +63,7 @@ class _TorchWithoutCompiler:
 def _compiled_step(
     outside: OutsideMemory, capability: tuple[int, int], p: Tensor, grad: Tensor, step: Tensor, *rest: Any
 ) -> None:
-    """Allocate and free, in order, the buffers of the compiled step of one parameter.
+    """Allocate and free the buffers of one parameter's compiled step.
 
     Raises UsageError for amsgrad with quantized state, and for FP8 state on a GPU that is too old for it.
     """

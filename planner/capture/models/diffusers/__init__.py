@@ -1,1 +1,1 @@
-"""Build networks, autoencoders and ControlNets of diffusers from their configurations alone."""
+"""Build diffusers' networks, autoencoders and ControlNets from configurations."""

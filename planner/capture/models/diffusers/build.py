@@ -1,7 +1,7 @@
-"""Build models of diffusers from a class or from a local folder, never from a hub.
+"""Build models of diffusers from a class or a local folder.
 
-`diffusers:UNet2DConditionModel` is a class with its default configuration, which `--model-arg` changes;
-`diffusers:FOLDER` is a folder with a config.json that names its class.
+Nothing is fetched from a hub. `diffusers:UNet2DConditionModel` is a class with its default configuration,
+which `--model-arg` changes; `diffusers:FOLDER` is a folder with a config.json that names its class.
 """
 
 import inspect
@@ -32,7 +32,10 @@ class Choice:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Return a value for each parameter of the constructor: the argument, or else the default or None."""
+        """Return a value for each parameter of the constructor.
+
+        It is the argument, or else the default or None.
+        """
         return {
             name: self.arguments.get(name, None if one.default is one.empty else one.default)
             for name, one in _parameters(self.model_class.__init__).items()
@@ -40,12 +43,12 @@ class Choice:
 
     @property
     def inputs(self) -> Mapping[str, inspect.Parameter]:
-        """Return the parameters of the model's forward method by name."""
+        """Return the parameters of the model's forward method, by name."""
         return _parameters(self.model_class.forward)
 
 
 def choose(name: str, arguments: Mapping[str, Any]) -> Choice:
-    """Return the model class that `diffusers:NAME` names, with the arguments of its constructor.
+    """Return the class that `diffusers:NAME` names, with its constructor's arguments.
 
     Raises UsageError for a name or argument that does not exist, ModelError for a broken config.json.
     """
@@ -67,9 +70,9 @@ def choose(name: str, arguments: Mapping[str, Any]) -> Choice:
 
 
 def build(name: str, **arguments: Any) -> nn.Module:
-    """Return the model that `diffusers:NAME` names, in fp32, with defaults for position ids.
+    """Return the float32 model that `diffusers:NAME` names.
 
-    The attention is diffusers' default, `scaled_dot_product_attention`.
+    Position ids get defaults. The attention is diffusers' default, `scaled_dot_product_attention`.
     """
     choice = choose(name, arguments)
     model: nn.Module = choice.model_class(**choice.arguments)
@@ -99,7 +102,7 @@ def _class_of(diffusers: ModuleType, name: str) -> Any:
 
 
 def _read_folder(diffusers: ModuleType, folder: Path) -> tuple[Any, dict[str, Any]]:
-    """Return the class that a folder's config.json names, and the file's arguments for the constructor."""
+    """Return the class and arguments in a folder's config.json. The arguments are for the constructor."""
     path = folder / "config.json"
     values = read_json(path, "a folder with a config.json")
     name = values.get("_class_name") if isinstance(values, dict) else None

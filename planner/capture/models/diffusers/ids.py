@@ -1,7 +1,8 @@
-"""Add arguments without a batch dimension that training scripts make on the GPU for each call.
+"""Add arguments without a batch dimension to diffusers' models.
 
-Flux and similar models take the positions of image and text tokens as rows of three numbers
-(`FluxPipeline._prepare_latent_image_ids`), Qwen-Image takes the heights and widths of the images.
+Training scripts make the arguments on the GPU for each call. Flux and similar models take the positions of
+image and text tokens as rows of three numbers (`FluxPipeline._prepare_latent_image_ids`), Qwen-Image takes
+the heights and widths of the images.
 """
 
 import inspect
@@ -13,7 +14,10 @@ from torch import Tensor, nn
 
 
 def add_ids(model: nn.Module) -> None:
-    """Set defaults for `img_ids` and `txt_ids`, or `img_shapes`, if a model's forward method takes them."""
+    """Set defaults for a model's arguments of positions or image shapes.
+
+    The arguments are `img_ids` and `txt_ids`, or `img_shapes`.
+    """
     parameters = inspect.signature(model.forward).parameters
     forward = model.forward
     if "img_ids" in parameters and "txt_ids" in parameters:
@@ -38,5 +42,5 @@ def add_ids(model: nn.Module) -> None:
 
 
 def _positions(tokens: Tensor) -> Tensor:
-    """Return zeros as positions, tokens x 3, for hidden states of batch x tokens x width."""
+    """Return zeros as positions, tokens x 3. The hidden states are batch x tokens x width."""
     return torch.zeros(tokens.shape[1], 3, device=tokens.device, dtype=tokens.dtype)

@@ -1,7 +1,8 @@
-"""Complete the inputs and targets of diffusers' models: latents, timesteps, texts and other conditions.
+"""Complete the inputs and targets of diffusers' models.
 
-Sizes follow from the configuration, or else from the pipeline of each model: images of 512 pixels for Stable
-Diffusion, of 1024 for later models. A text has the number of tokens to which the pipeline pads it.
+Inputs are latents, timesteps, texts and other conditions. Sizes follow from the configuration, or else from
+the pipeline of each model: images of 512 pixels for Stable Diffusion, of 1024 for later models. A text has
+the number of tokens to which the pipeline pads it.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,17 +22,18 @@ MAIN = ("sample", "hidden_states", "x")
 
 
 class Sample(NamedTuple):
-    """Inputs of one sample, the main input first, and the main input's axis of channels."""
+    """The inputs of one sample, and the channel axis of the main input. The main input is the first."""
 
     inputs: Shapes
     channel_axis: int | None = 0  # None if the output has another shape, so that its sum is the loss
 
 
 def complete_diffusers(job: Job, name: str, arguments: Mapping[str, Any]) -> Job:
-    """Return the job with all inputs of the model by keyword, and with a target for an MSE loss.
+    """Return the job with all inputs of the model, and a target for an MSE loss.
 
-    If the target's shape for an MSE loss is unknown, the loss becomes `Loss.SUM`. Raises UsageError for
-    inputs that the model does not take, and if no input is given and the default inputs are unknown.
+    The inputs are given by keyword. If the target's shape for an MSE loss is unknown, the loss becomes
+    `Loss.SUM`. Raises UsageError for inputs that the model does not take, and if no input is given and the
+    default inputs are unknown.
     """
     choice = choose(name, arguments)
     made = _sample_of(choice)
@@ -68,7 +70,10 @@ def _by_keyword(job: Job, choice: Choice) -> Shapes:
 
 
 def _resized(made: Shapes, given: Shapes, choice: Choice) -> Shapes:
-    """Return the default inputs updated by the given inputs, with a conditioning image of fitting size."""
+    """Return the default inputs, updated by the given inputs.
+
+    A default conditioning image is made to fit given latents.
+    """
     latents, image = given.get("sample"), made.get("controlnet_cond")
     if latents is not None and image is not None and "controlnet_cond" not in given:
         given = given | {"controlnet_cond": _conditioning_image(choice.config, latents.shape)}
@@ -76,7 +81,10 @@ def _resized(made: Shapes, given: Shapes, choice: Choice) -> Shapes:
 
 
 def _target(main: TensorSpec, channel_axis: int, config: Config) -> TensorSpec:
-    """Return the target, which has the main input's shape but the output's number of channels."""
+    """Return the target of an MSE loss.
+
+    It has the main input's shape, but the output's number of channels.
+    """
     channels = config.get("out_channels") or config.get("in_channels") or main.shape[channel_axis]
     patch = config.get("patch_size")
     if _is_packed(config, main) and "out_channels" in config and isinstance(patch, int):
@@ -122,7 +130,7 @@ def _latents(config: Config, default: int) -> TensorSpec:
 
 
 def _first(value: Any) -> int:
-    """Return a width itself, or the first width if `value` is a list with one width per block."""
+    """Return a width, or the first width of a list. A list has one width per block."""
     while isinstance(value, list | tuple):
         value = value[0]
     return int(value)
@@ -151,9 +159,10 @@ def _conditional_unet(config: Config) -> Sample:
 
 
 def _conditioning_image(config: Config, latents: tuple[int, ...]) -> TensorSpec:
-    """Return a ControlNet's conditioning image at full resolution, given the shape of the latents.
+    """Return a ControlNet's conditioning image.
 
-    The network's embedding halves the image between each of its widths and the next.
+    It has full resolution, computed from the shape of the latents. The network's embedding halves the image
+    between each of its widths and the next.
     """
     halvings = len(config.get("conditioning_embedding_out_channels") or (16, 32, 96, 256)) - 1
     channels = config.get("conditioning_channels") or 3
@@ -225,9 +234,10 @@ def _sd3_controlnet(config: Config) -> Sample:
 
 
 def _flux(config: Config) -> Sample:
-    """Return Flux's inputs for an image of 1024 x 1024 pixels and a text of 512 tokens of T5.
+    """Return Flux's inputs for an image and a text.
 
-    Each latent token stands for a patch of 16 x 16 pixels.
+    The image has 1024 x 1024 pixels, the text 512 tokens of T5. Each latent token stands for a patch of 16 x
+    16 pixels.
     """
     inputs = {
         "hidden_states": _floats(4096, config["in_channels"]),
@@ -256,9 +266,10 @@ def _qwen_image(config: Config) -> Sample:
 
 
 def _captioned(tokens: int, width_of: str, latents: int) -> Callable[[Config], Sample]:
-    """Return a function that makes a transformer's inputs: latents, a text of `tokens` tokens and a time.
+    """Return a function that makes the inputs of a text-to-image transformer.
 
-    `width_of` is the configuration's key for the text's width; `latents` is the default size of the latents.
+    The inputs are latents, a text of `tokens` tokens and a time. `width_of` is the configuration's key for
+    the text's width; `latents` is the default size of the latents.
     """
 
     def sample(config: Config) -> Sample:
@@ -281,9 +292,10 @@ def _masked(sample: Callable[[Config], Sample]) -> Callable[[Config], Sample]:
 
 
 def _cogvideox(config: Config) -> Sample:
-    """Return CogVideoX's inputs: latents of a video, a text and a timestep.
+    """Return CogVideoX's inputs for a video and a text.
 
-    By default the latents have one frame for each four frames of the video.
+    These are latents of the video, the text and a timestep. By default the latents have one frame for each
+    four frames of the video.
     """
     ratio = config.get("temporal_compression_ratio") or 4
     frames = (config["sample_frames"] - 1) // ratio + 1
@@ -298,7 +310,10 @@ def _cogvideox(config: Config) -> Sample:
 
 
 def _wan(config: Config) -> Sample:
-    """Return Wan's inputs: latents of 81 frames of 480 x 832 pixels, a timestep and 512 text tokens."""
+    """Return Wan's inputs for a video and a text.
+
+    These are latents of 81 frames of 480 x 832 pixels, a timestep and 512 text tokens.
+    """
     inputs = {
         "hidden_states": _floats(config["in_channels"], 21, 60, 104),
         "timestep": STEP,
@@ -317,9 +332,10 @@ def _video_autoencoder(config: Config) -> Sample:
 
 
 def _quantizing_autoencoder(config: Config) -> Sample:
-    """Return a quantizing autoencoder's input, an image, without a channel axis: the loss is a sum.
+    """Return the image that a quantizing autoencoder takes as input.
 
-    The model also returns a loss of the codes, so an MSE with a target does not apply.
+    It has no channel axis, so the loss is a sum. The model also returns a loss of the codes, so an MSE with a
+    target does not apply.
     """
     return Sample(_autoencoder(config).inputs, None)
 

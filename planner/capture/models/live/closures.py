@@ -1,4 +1,4 @@
-"""Rebind functions that a deep copy holds, so that their closures refer to copies instead of originals.
+"""Rebind the closures of functions in a deep copy to copied objects.
 
 `copy.deepcopy` does not copy functions: a function set on a module, such as a `forward` that calls the
 previous `forward`, would still use the original module.
@@ -10,9 +10,10 @@ from typing import Any
 
 
 def rebind_closures(holder: object, memo: Mapping[int, Any]) -> None:
-    """Replace each function in the attributes of a deep copy by one whose closure refers to copied objects.
+    """Rebind the closures of functions that a deep copy holds to copied objects.
 
-    Functions in dicts among the attributes are replaced too. `memo` is the memo of `copy.deepcopy`.
+    The functions are attributes, or values of dicts among the attributes. `memo` is the memo of
+    `copy.deepcopy`.
     """
     held = vars(holder)
     for values in (held, *[one for one in held.values() if isinstance(one, dict)]):

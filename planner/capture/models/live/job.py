@@ -1,7 +1,8 @@
-"""Make a job from a live module and a batch of its data, as training frameworks hold them.
+"""Make a job from a live module and a batch of its data.
 
-The module is copied without its weights, which costs no memory. The planned loop calls it through a step that
-the framework names, such as a LightningModule's `training_step`, whose result is the loss.
+Training frameworks hold both. The module is copied without its weights, which costs no memory. The planned
+loop calls it through a step that the framework names, such as a LightningModule's `training_step`, whose
+result is the loss.
 """
 
 import copy
@@ -27,21 +28,22 @@ Prepare = Callable[[nn.Module], object]  # changes a copy as the framework chang
 
 @dataclass(frozen=True, slots=True)
 class LiveEvaluation:
-    """An evaluation of a live module between training steps, with a separate data loader."""
+    """An evaluation of a live module between training steps. It has a separate data loader."""
 
     sample: Any  # a batch as its data loader yields it
     step: Step
     batch: int = 0  # samples in each batch; 0 for the batch size of the training run
 
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """Return the shape and type of each tensor of an evaluation batch, without the batch dimension.
+        """Return the shapes and dtypes of an evaluation batch's tensors.
 
-        Raises UsageError for a batch without tensors or with several batch sizes.
+        The batch dimension is left out. Raises UsageError for a batch without tensors or with several batch
+        sizes.
         """
         return _specs_of(_tensors_of(self.sample))
 
     def load(self, batch: int) -> tuple[Tensor, ...]:
-        """Return the tensors of an evaluation batch, uninitialised on the meta device.
+        """Return an evaluation batch's tensors, uninitialised on the meta device.
 
         `batch` is the batch size of the training run, which applies unless `self.batch` is set.
         """
@@ -52,10 +54,10 @@ class LiveEvaluation:
         )
 
     def run(self, module: nn.Module, tensors: Iterable[Tensor]) -> Any:
-        """Run the evaluation step on a batch, and return a dictionary with entries "loss" and "result".
+        """Run the evaluation step on a batch, and return its loss and result.
 
-        The loss is the first tensor of the result. A captured loop keeps the result alive until the next
-        batch.
+        The dictionary has the entries "loss" and "result". The loss is the first tensor of the result. A
+        captured loop keeps the result alive until the next batch.
         """
         result = self.step(module, _rebuilt(self.sample, tensors))
         kept = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
@@ -64,7 +66,7 @@ class LiveEvaluation:
 
 @dataclass(frozen=True, slots=True)
 class LiveModel:
-    """A live module as a plan needs it: inputs, batch size, and a function that copies it without weights."""
+    """The inputs and batch size of a live module, with a function that copies it. Copies have no weights."""
 
     inputs: tuple[TensorSpec, ...]  # the tensors of the batch, without the batch dimension
     batch: int  # the batch size of the sample batch
@@ -88,9 +90,10 @@ class _StepModule(nn.Module):
         self._evaluation = evaluation
 
     def forward(self, *tensors: Tensor) -> Any:
-        """Run the step on the batch, or in eval mode the evaluation's step if there is one.
+        """Run the step on the batch.
 
-        A last tensor that is not part of the batch only takes memory (`held_bytes` of `read_live_model`).
+        In eval mode, the evaluation's step is run if there is one. A last tensor that is not part of the
+        batch only takes memory (`held_bytes` of `read_live_model`).
         """
         if self._evaluation is not None and not self.training:
             return self._evaluation.run(self.module, tensors)
@@ -98,22 +101,25 @@ class _StepModule(nn.Module):
 
     @property
     def make_own_optimizer(self) -> Callable[[], optim.Optimizer] | None:
-        """Return a function that makes the live optimizer over the copy, or None if the job's is used."""
+        """Return a function that makes the live optimizer, or None if there is none.
+
+        The optimizer is made over the copy. Without it, the job's optimizer is used.
+        """
         optimizer = self._optimizer
         return None if optimizer is None else lambda: optimizer.over(self.module)
 
 
 def evaluated_loader(model: nn.Module, batch: int) -> Callable[[], Any] | None:
-    """Return a function that makes batches of a live module's evaluation, or None if it has no evaluation.
+    """Return a function that makes evaluation batches, or None without an evaluation.
 
-    `batch` is the batch size of the training run.
+    The evaluation is of a live module. `batch` is the batch size of the training run.
     """
     evaluation = model._evaluation if isinstance(model, _StepModule) else None
     return None if evaluation is None else lambda: (evaluation.load(batch), {}, None)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the live module's copy inside of a step module; return any other model unchanged."""
+    """Return the live module's copy inside a step module. Any other model is returned unchanged."""
     return model.module if isinstance(model, _StepModule) else model
 
 
@@ -127,13 +133,13 @@ def read_live_model(
     held_bytes: int = 0,
     evaluation: LiveEvaluation | None = None,
 ) -> LiveModel:
-    """Describe a live module and a batch of its data, so that copies without weights can be built.
+    """Return a description of a live module, from which copies are built.
 
-    `sample` is a batch as the data loader yields it: tensors in tuples, lists and mappings, the batch size
-    being the first dimension of each. An object that has one of the `stand_ins`, such as a trainer, is not
-    copied. `optimizer` replaces the job's optimizer, `prepare` changes each copy. `held_bytes` are allocated
-    per sample in addition to the batch, as one more input. `evaluation` is run in eval mode. Raises
-    UsageError for a batch without tensors or with several batch sizes.
+    Copies have no weights. `sample` is a batch as the data loader yields it: tensors in tuples, lists and
+    mappings, the batch size being the first dimension of each. An object that has one of the `stand_ins`,
+    such as a trainer, is not copied. `optimizer` replaces the job's optimizer, `prepare` changes each copy.
+    `held_bytes` are allocated per sample in addition to the batch, as one more input. `evaluation` is run in
+    eval mode. Raises UsageError for a batch without tensors or with several batch sizes.
     """
     tensors = _tensors_of(sample)
     specs = _specs_of(tensors)
@@ -180,7 +186,7 @@ def _rebuilt(sample: object, given: Iterable[Tensor]) -> Any:
 
 
 def copy_weightless(module: nn.Module, stand_ins: Iterable[StandIn] = ()) -> nn.Module:
-    """Return a deep copy of a module with meta tensors, in which each original in `stand_ins` is replaced."""
+    """Return a deep copy of a module with meta tensors. Originals in `stand_ins` are replaced."""
     memo: dict[int, Any] = {id(original): replacement for original, replacement in stand_ins}
     weightless_memo([module], memo)
     copied = copy.deepcopy(module, memo)
@@ -189,7 +195,7 @@ def copy_weightless(module: nn.Module, stand_ins: Iterable[StandIn] = ()) -> nn.
 
 
 def weightless_memo(modules: Iterable[nn.Module], memo: dict[int, Any]) -> None:
-    """Add a meta counterpart of each tensor of the modules to `memo`, the memo of a `copy.deepcopy`.
+    """Add meta counterparts of the modules' tensors to a deep copy's memo.
 
     Copies that are made with the memo have no gradients; a copied LightningModule has the planned GPU as its
     device.
@@ -208,9 +214,10 @@ def weightless_memo(modules: Iterable[nn.Module], memo: dict[int, Any]) -> None:
 
 
 def complete_copy(module: nn.Module, copied: nn.Module, memo: dict[int, Any]) -> None:
-    """Make functions that a copy holds refer to copied objects, and compile the copies of compiled modules.
+    """Rebind closures in a copied module, and compile its compiled submodules.
 
-    A copied module is not compiled (torch/nn/modules/module.py, `__getstate__`).
+    The closures then refer to copied objects. A copied module is not compiled (torch/nn/modules/module.py,
+    `__getstate__`).
     """
     compiled = {name for name, one in module.named_modules() if one._compiled_call_impl is not None}
     for name, one in copied.named_modules():
@@ -220,12 +227,12 @@ def complete_copy(module: nn.Module, copied: nn.Module, memo: dict[int, Any]) ->
 
 
 def live_job(name: str, model: LiveModel, mode: Mode = Mode.TRAIN) -> Job:
-    """Return the job of a live model; the model's output is the loss."""
+    """Return the job of a live model. The model's output is the loss."""
     return Job.create(name, inputs=model.inputs, mode=mode, loss=Loss.OUTPUT)
 
 
 def fields_of_process() -> dict[str, Any]:
-    """Return the job fields that this process sets: `cudnn_benchmark`, as torch has it."""
+    """Return the job fields that the process sets. The only field is `cudnn_benchmark`, as torch has it."""
     return {"cudnn_benchmark": torch.backends.cudnn.benchmark}
 
 

@@ -1,7 +1,8 @@
-"""Rebuild the optimizer of a live module over the parameters of a copy without weights.
+"""Rebuild the optimizer of a live module.
 
-The optimizer's groups, weight decay and options such as `amsgrad` decide how many states and temporaries
-there are, so it is rebuilt with all of them, not with the defaults of its class.
+The new optimizer is over the parameters of a copy without weights. The optimizer's groups, weight decay and
+options such as `amsgrad` decide how many states and temporaries there are, so it is rebuilt with all of them,
+not with the defaults of its class.
 """
 
 import copy
@@ -27,7 +28,7 @@ _CHOSEN_BY_TORCH = ("foreach", "fused")  # options that torch chooses by the dev
 
 @dataclass(frozen=True, slots=True)
 class LiveOptimizer:
-    """An optimizer's class, parameter groups and options, without state; parameters are given by name."""
+    """An optimizer's class, parameter groups and options, without state. Parameters are given by name."""
 
     kind: type[optim.Optimizer]
     groups: tuple[tuple[tuple[str, ...], Mapping[str, Any]], ...]  # parameter names and options of each group
@@ -35,7 +36,10 @@ class LiveOptimizer:
     prepare: Callable[[nn.Module], None] | None = None  # called with the module once the optimizer is made
 
     def over(self, module: nn.Module) -> optim.Optimizer:
-        """Build the optimizer over the parameters of `module`, with `foreach` set as torch does on CUDA."""
+        """Return the optimizer, rebuilt over the parameters of `module`.
+
+        `foreach` is set as torch does on CUDA.
+        """
         parameters = _parameters_of(module)
         groups = [
             {**_on_cuda(self.kind, options), "params": [parameters[name] for name in names]}
@@ -49,13 +53,13 @@ class LiveOptimizer:
 
 
 def _parameters_of(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Return a module's parameters by name, without the prefixes of torch's checkpoint wrappers."""
+    """Return a module's parameters by name. Prefixes of torch's checkpoint wrappers are removed."""
     return {name.replace(_CHECKPOINT_PREFIX, ""): one for name, one in module.named_parameters()}
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedOptimizer:
-    """An optimizer of a class outside of torch, of which `over` makes copies without state."""
+    """An optimizer of a class outside of torch, to be copied without state. `over` makes the copies."""
 
     original: optim.Optimizer
     groups: tuple[tuple[tuple[str, ...], Mapping[str, Any]], ...]  # parameter names and options of each group
@@ -67,7 +71,7 @@ class CopiedOptimizer:
         return type(self.original)
 
     def over(self, module: nn.Module) -> optim.Optimizer:
-        """Return a copy of the optimizer over the parameters of `module`, without state and hooks."""
+        """Return a copy of the optimizer over the parameters of `module`. State and hooks are not copied."""
         parameters = _parameters_of(module)
         made = self.kind.__new__(self.kind)
         for name, value in vars(self.original).items():
@@ -89,7 +93,7 @@ class CopiedOptimizer:
 
 
 def _copied(value: Any) -> Any:
-    """Return a deep copy of a value, or the value itself if it is a class or a singleton."""
+    """Return a deep copy of a value. A class or a singleton is returned itself."""
     is_shared = hasattr(type(value), "get_instance")  # a singleton, such as bitsandbytes' manager
     return value if is_shared or isinstance(value, type) else copy.deepcopy(value)
 
@@ -98,10 +102,10 @@ AnyLiveOptimizer = LiveOptimizer | CopiedOptimizer
 
 
 def read_optimizer(optimizer: optim.Optimizer, module: nn.Module) -> AnyLiveOptimizer:
-    """Return a description of an optimizer of `module`, from which it is rebuilt over a copy of the module.
+    """Return a description from which an optimizer of `module` is rebuilt.
 
-    Parameters are described by their names in the module. Raises UsageError for parameters that are not the
-    module's, and for optimizers that need a closure.
+    The optimizer is rebuilt over a copy of the module. Parameters are described by their names in the module.
+    Raises UsageError for parameters that are not the module's, and for optimizers that need a closure.
     """
     if needs_closure(optimizer):
         raise UsageError(
@@ -131,9 +135,10 @@ def is_torch_class(kind: type) -> bool:
 
 
 def _overrides(optimizer: optim.Optimizer, module: nn.Module) -> dict[str, Any]:
-    """Return bitsandbytes' settings for single parameters, by parameter name; {} for other libraries.
+    """Return bitsandbytes' settings for single parameters, by parameter name.
 
-    The settings are registered for parameters, or for attributes of modules.
+    The dictionary is empty for other libraries. The settings are registered for parameters, or for attributes
+    of modules.
     """
     manager = getattr(optimizer, "mng", None)
     if manager is None:
@@ -147,7 +152,7 @@ def _overrides(optimizer: optim.Optimizer, module: nn.Module) -> dict[str, Any]:
 
 
 def settings_of(optimizer: optim.Optimizer) -> optim.Optimizer:
-    """Return a copy of an optimizer with the options of its groups, but without parameters and state."""
+    """Return a copy of an optimizer with the options of its groups. Parameters and state are left out."""
     bare = optim.Optimizer.__new__(optim.Optimizer)
     groups = [{**group, "params": []} for group in optimizer.param_groups]
     bare.__dict__.update(param_groups=groups, defaults=dict(optimizer.defaults), state={})
@@ -155,7 +160,10 @@ def settings_of(optimizer: optim.Optimizer) -> optim.Optimizer:
 
 
 def notes_of_optimizer(optimizer: AnyLiveOptimizer) -> tuple[str, ...]:
-    """Return a note on set options that affect memory and differ from their defaults, or () if none do."""
+    """Return a note on options that change the memory of an optimizer.
+
+    Only options that differ from their defaults are noted.
+    """
     parameters = inspect.signature(optimizer.kind).parameters
     defaults = {name: one.default for name, one in parameters.items()}
     changed: dict[str, Any] = {}
@@ -171,13 +179,13 @@ def notes_of_optimizer(optimizer: AnyLiveOptimizer) -> tuple[str, ...]:
 
 
 def optimizer_maker(model: nn.Module, job: Job) -> MakeOptimizer:
-    """Return a function that makes the optimizer: the model's own optimizer if it has one, else the job's."""
+    """Return a function that makes the model's own optimizer, or else the job's."""
     own = getattr(model, "make_own_optimizer", None)
     return (lambda *_: own()) if callable(own) else find_optimizer(job)
 
 
 def _on_cuda(kind: type[optim.Optimizer], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with `foreach` set as torch chooses it on CUDA (torch/optim/optimizer.py)."""
+    """Return the options with `foreach` as torch chooses it on CUDA. Source: torch/optim/optimizer.py."""
     resolved = dict(options)
     if not resolved.get("fused") and resolved.get("foreach") is None and "foreach" in resolved:
         resolved["foreach"] = kind is not optim.Adafactor
@@ -185,7 +193,10 @@ def _on_cuda(kind: type[optim.Optimizer], options: Mapping[str, Any]) -> dict[st
 
 
 def _plain(value: Any) -> Any:
-    """Return an option with tensors replaced by example numbers; memory does not depend on their values."""
+    """Return an option with its tensors replaced by example numbers.
+
+    Memory does not depend on their values.
+    """
     if isinstance(value, Tensor):
         return 1e-3
     if isinstance(value, tuple):
@@ -200,9 +211,10 @@ _OPTIMIZERS = {make.func: kind for kind, make in reversed(CONSTRUCTORS.items())}
 
 
 def fields_of_optimizer(optimizer: Any) -> dict[str, Any]:
-    """Return a job's fields `optimizer` and `optimizer_impl` for an optimizer.
+    """Return the job fields that describe an optimizer.
 
-    Raises UsageError for `differentiable=True`, which is not planned.
+    The fields are `optimizer` and `optimizer_impl`. Raises UsageError for `differentiable=True`, which is not
+    planned.
     """
     options = optimizer.param_groups[0]
     kind = name_of_optimizer(type(optimizer), options)
@@ -219,7 +231,10 @@ def fields_of_optimizer(optimizer: Any) -> dict[str, Any]:
 
 
 def name_of_optimizer(kind: type, options: Any) -> Optimizer | str:
-    """Return a job's name for an optimizer: a short name if one exists, else the dotted name of the class."""
+    """Return a job's name for an optimizer.
+
+    It is a short name if one exists, else the dotted name of the class.
+    """
     if kind is optim.SGD and options.get("momentum"):
         return Optimizer.NESTEROV if options.get("nesterov") else Optimizer.MOMENTUM
     if kind in _OPTIMIZERS:

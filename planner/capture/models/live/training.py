@@ -1,8 +1,9 @@
-"""Derive a job from the objects of a training loop: a model on a GPU, its optimizer, a batch and a loss.
+"""Derive a job from the objects of a training loop.
 
-Precision, memory format, DistributedDataParallel and autocast become fields of a job; wrappers that no plan
-follows are refused by name. The planned step is the usual loop: it calls the model on the inputs of the
-batch, then the loss, and keeps the output alive until the next output exists.
+These are a model on a GPU, its optimizer, a batch and a loss. Precision, memory format,
+DistributedDataParallel and autocast become fields of a job; wrappers that no plan follows are refused by
+name. The planned step is the usual loop: it calls the model on the inputs of the batch, then the loss, and
+keeps the output alive until the next output exists.
 """
 
 import inspect
@@ -35,7 +36,7 @@ _BLOCK_BYTES = 512  # the caching allocator rounds sizes up to multiples of this
 
 
 class LiveTraining(Struct, frozen=True):
-    """A training loop as derived from its objects: the module, the fields of a job and the step."""
+    """A training loop as derived from its objects. It has the module, the fields of a job and the step."""
 
     module: nn.Module  # without wrappers
     name: str  # name of the module's class
@@ -47,7 +48,7 @@ class LiveTraining(Struct, frozen=True):
 
 
 def cuda_index_of(model: nn.Module) -> int | None:
-    """Return the index of the GPU that holds a model, or None if no GPU does.
+    """Return the index of the GPU that holds a model, or None if it is not on a GPU.
 
     Raises UsageError for a model on several GPUs.
     """
@@ -61,10 +62,11 @@ def cuda_index_of(model: nn.Module) -> int | None:
 def read_training(
     model: nn.Module, batch: object, loss: str | LossFunction | None, step: Step | None
 ) -> LiveTraining:
-    """Return the training loop that a model, a batch and a loss or step describe.
+    """Return the training loop of a model and a batch.
 
-    `loss` and `step` are the arguments of `planner.guard`. Raises UsageError for a model that is sharded or
-    wrapped in an unsupported way, for an unknown loss, and if both a loss and a step are given.
+    The loop follows a loss or a step. `loss` and `step` are the arguments of `planner.guard`. Raises
+    UsageError for a model that is sharded or wrapped in an unsupported way, for an unknown loss, and if both
+    a loss and a step are given.
     """
     module, fields, is_compiled = _unwrapped(model)
     fields |= _precision_of(module) | _memory_format_of(module)
@@ -109,9 +111,10 @@ def _unwrapped(model: Any) -> tuple[nn.Module, dict[str, Any], bool]:
 
 
 def _precision_of(module: nn.Module) -> dict[str, Any]:
-    """Return a job's field `precision`, from the enclosing autocast region or else half-precision weights.
+    """Return a job's field `precision`.
 
-    The dictionary is empty if neither applies: weights count only if all have the same half-precision type.
+    It follows the enclosing autocast region, or else half-precision weights. The dictionary is empty if
+    neither applies: weights count only if all have the same half-precision type.
     """
     if torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")
@@ -143,17 +146,17 @@ def _loss_function(loss: str | LossFunction | None) -> LossFunction | None:
 
 
 def _parts(batch: object) -> tuple[tuple[Any, ...], Any]:
-    """Return the inputs and the target of a batch; the target is the last item, or None for a single item."""
+    """Return the inputs and the target of a batch. The target is the last item, or None for a single item."""
     if not isinstance(batch, list | tuple):
         return (batch,), None
     return (tuple(batch), None) if len(batch) == 1 else (tuple(batch[:-1]), batch[-1])
 
 
 def _step_of(batch: object, loss: LossFunction | None) -> Step:
-    """Return a step that calls the model and the loss on a batch, and returns both loss and output.
+    """Return a step that calls the model, then the loss, on a batch.
 
-    Without `loss`, a step on a mapping returns the model's output alone. A plan keeps a step's result alive
-    until the next step, as the variables of a loop do.
+    The step returns both loss and output. Without `loss`, a step on a mapping returns the model's output
+    alone. A plan keeps a step's result alive until the next step, as the variables of a loop do.
     """
 
     def on_mapping(module: nn.Module, given: Any) -> Any:
@@ -185,7 +188,7 @@ def _shapes(values: object) -> tuple[tuple[int, ...], ...]:
 
 
 def outside_autocast() -> AbstractContextManager[object]:
-    """Return a context manager that disables autocast on CUDA, which may be enabled when a plan is made."""
+    """Return a context that disables autocast on CUDA. Autocast may be enabled when a plan is made."""
     return torch.autocast("cuda", enabled=False)
 
 
@@ -193,7 +196,10 @@ def outside_autocast() -> AbstractContextManager[object]:
 
 
 def bytes_beside(model: nn.Module, optimizer: optim.Optimizer, batch: object, index: int) -> int:
-    """Return the bytes that torch has allocated on GPU `index`, minus model, gradients, state and batch."""
+    """Return the bytes allocated on GPU `index` outside of the training loop.
+
+    Tensors of the model, its gradients, the optimizer state and the batch are not counted.
+    """
     state = tree_leaves([list(values.values()) for values in optimizer.state.values()])
     grads = [one.grad for one in model.parameters()]
     storages = {}
@@ -205,7 +211,10 @@ def bytes_beside(model: nn.Module, optimizer: optim.Optimizer, batch: object, in
 
 
 def hold_beside(module: nn.Module, size_bytes: int) -> None:
-    """Register a meta buffer of `size_bytes` on a module, which stands for other memory in use on the GPU."""
+    """Register a meta buffer of `size_bytes` on a module.
+
+    The buffer stands for other memory in use on the GPU.
+    """
     module.register_buffer("held_beside", torch.empty(size_bytes, dtype=torch.uint8, device="meta"))
 
 
@@ -213,10 +222,10 @@ def hold_beside(module: nn.Module, size_bytes: int) -> None:
 
 
 def digest_of(training: LiveTraining, optimizer: optim.Optimizer, *functions: object) -> str:
-    """Return a digest of a loop's classes, tensor shapes, optimizer options and code of forward passes.
+    """Return a digest of the properties that decide a loop's memory.
 
-    The digested properties decide the loop's memory. The digest tells two models of the same name apart; the
-    code cannot be recovered from it.
+    These are classes, tensor shapes, optimizer options, and the code of forward passes. The digest tells two
+    models of the same name apart; the code cannot be recovered from it.
     """
     return sha256("\n".join(_lines(training.module, optimizer, functions)).encode()).hexdigest()[:16]
 

@@ -1,10 +1,11 @@
-"""Build the network and loss of a configuration in nnU-Net's plans, nnUNetPlans.json.
+"""Build the network and loss of a configuration in nnU-Net's plans.
 
-The model is named `nnunet:PLANS.json` with `--model-arg configuration=3d_fullres`. The plans name a network
-of dynamic-network-architectures. `patch_size` may differ from the plans' patch, and with `replan` the network
-is the one that nnU-Net's planner chooses for that patch. The module returns the loss of nnUNetTrainer with
-deep supervision: soft Dice of the foreground and cross entropy, at every scale except the smallest. Channels
-and classes come from the dataset.json in the folder of the plans, or from `input_channels` and `num_classes`.
+The plans are in nnUNetPlans.json. The model is named `nnunet:PLANS.json` with `--model-arg
+configuration=3d_fullres`. The plans name a network of dynamic-network-architectures. `patch_size` may differ
+from the plans' patch, and with `replan` the network is the one that nnU-Net's planner chooses for that patch.
+The module returns the loss of nnUNetTrainer with deep supervision: soft Dice of the foreground and cross
+entropy, at every scale except the smallest. Channels and classes come from the dataset.json in the folder of
+the plans, or from `input_channels` and `num_classes`.
 """
 
 import importlib
@@ -33,13 +34,13 @@ _ARGUMENTS = ("configuration", "patch_size", "replan", "input_channels", "num_cl
 
 
 class Configuration:
-    """A configuration of nnU-Net's plans: network, patch, channels and classes."""
+    """A configuration of nnU-Net's plans. It has the network, patch, channels and classes."""
 
     def __init__(self, file: str, arguments: Mapping[str, Any]) -> None:
-        """Read the plans file, and the dataset.json in its folder if there is one.
+        """Read the plans file and the dataset.json in its folder.
 
-        Raises UsageError for an unknown argument, file or configuration; ModelError for plans without an
-        architecture.
+        The dataset.json may be missing. Raises UsageError for an unknown argument, file or configuration;
+        ModelError for plans without an architecture.
         """
         for key in arguments:
             if key not in _ARGUMENTS:
@@ -75,7 +76,7 @@ class Configuration:
         return self._numbers("spacing")
 
     def topologies(self) -> Iterator[Topology]:
-        """Yield the topologies that nnU-Net's planner would try, starting at the largest patch."""
+        """Yield the topologies that nnU-Net's planner would try, largest patch first."""
         return planned_topologies(self.spacing(), self._numbers("median_image_size_in_voxels"))
 
     def _numbers(self, key: str) -> tuple[float, ...]:
@@ -88,7 +89,7 @@ class Configuration:
         return tuple(given[:axes])
 
     def target_sizes(self) -> list[tuple[int, ...]]:
-        """Return the target's size at each scale of deep supervision, starting at the patch size."""
+        """Return the target's size at each scale of deep supervision. The first size is the patch size."""
         strides = self.network["arch_kwargs"]["strides"]
         sizes, size = [], self.patch
         for stride in strides[:-1]:
@@ -99,13 +100,13 @@ class Configuration:
 
 
 def find_nnunet(file: str) -> Callable[..., nn.Module]:
-    """Return the function that builds the network of a plans file with nnU-Net's loss (`build`)."""
+    """Return a function that builds the network and loss of a plans file."""
     import_library(_LIBRARY, extra="")
     return partial(build, file)
 
 
 def build(file: str, **arguments: Any) -> nn.Module:
-    """Return a module with the network of a configuration and nnU-Net's loss."""
+    """Return a module with a configuration's network and nnU-Net's loss."""
     configuration = Configuration(file, arguments)
     architecture = configuration.network
     given = dict(architecture["arch_kwargs"])
@@ -122,9 +123,10 @@ def build(file: str, **arguments: Any) -> nn.Module:
 
 
 def complete_nnunet(job: Job, file: str, arguments: Mapping[str, Any]) -> Job:
-    """Return the job with a patch as input and, if it trains on the model's loss, the patch's segmentations.
+    """Return the job with a patch as input.
 
-    Raises UsageError if the job is compiled, or names other inputs.
+    A job that trains on the model's loss also gets the patch's segmentations as inputs. Raises UsageError if
+    the job is compiled, or names other inputs.
     """
     if job.model.compile is not Compile.NONE:
         raise UsageError(
@@ -146,10 +148,10 @@ def complete_nnunet(job: Job, file: str, arguments: Mapping[str, Any]) -> Job:
 
 
 def planned_patches(job: Job) -> tuple[tuple[int, ...], ...]:
-    """Return the patches that nnU-Net's planner would try for a job's configuration, in ascending order.
+    """Return the patches that nnU-Net's planner would try, smallest first.
 
-    Patches with fewer than two stages are left out, since they have no network. Raises ModelError for plans
-    without the spacing or the median shape of the images.
+    The patches are for the job's configuration. Patches with fewer than two stages are left out, since they
+    have no network. Raises ModelError for plans without the spacing or the median shape of the images.
     """
     _, file = split_model(job.model.origin)
     topologies = Configuration(file, dict(job.model.args)).topologies()
@@ -158,7 +160,7 @@ def planned_patches(job: Job) -> tuple[tuple[int, ...], ...]:
 
 
 class Trained(nn.Module):
-    """A network with the loss of nnUNetTrainer; without targets it returns the network's output."""
+    """A network with the loss of nnUNetTrainer. Without targets it returns the network's output."""
 
     def __init__(self, network: nn.Module, batch_dice: bool) -> None:
         super().__init__()
@@ -166,9 +168,9 @@ class Trained(nn.Module):
         self.batch_dice = batch_dice
 
     def forward(self, data: Tensor, target: Sequence[Tensor] = ()) -> Any:
-        """Return the loss over all scales except the smallest, or the network's output if no target is given.
+        """Return the loss, or the network's output if no target is given.
 
-        The weight halves from each scale to the next.
+        The loss covers all scales except the smallest. The weight halves from each scale to the next.
         """
         decoder = getattr(self.network, "decoder", None)
         if not self.training and decoder is not None:
@@ -183,7 +185,10 @@ class Trained(nn.Module):
         )
 
     def _loss(self, scores: Tensor, truth: Tensor) -> Tensor:
-        """Return soft Dice plus cross entropy (nnunetv2/training/loss/compound_losses.py, dice.py)."""
+        """Return soft Dice plus cross entropy.
+
+        Sources: nnunetv2/training/loss/compound_losses.py and dice.py.
+        """
         dice = self._dice(scores, truth)
         return dice + F.cross_entropy(scores, truth[:, 0].long())
 
@@ -211,14 +216,17 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _inherited(configurations: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return a configuration's values, merged over the values of the configuration that it inherits from."""
+    """Return a configuration's values, including inherited values.
+
+    Own values override the values of the parent configuration.
+    """
     values = dict(configurations[name])
     parent = values.get("inherits_from")
     return values if parent is None else _inherited(configurations, parent) | values
 
 
 def _imported(file: str, name: str, package: str) -> Any:
-    """Import and return the object that a dotted name refers to.
+    """Return the object with a dotted name.
 
     Raises ModelError for a name that is not in `package` or does not exist; `file` is for messages.
     """

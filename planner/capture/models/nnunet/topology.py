@@ -1,8 +1,8 @@
-"""Compute the patch sizes that nnU-Net's planner tries, and the network that it chooses for each.
+"""Compute the patch sizes that nnU-Net's planner tries.
 
-The rules follow nnunetv2/experiment_planning/experiment_planners: network_topology.py,
-get_pool_and_conv_props, for the strides and kernels of a patch, and default_experiment_planner.py,
-get_plans_for_configuration, for the patches, from the largest down.
+For each patch size it chooses a network. The rules follow nnunetv2/experiment_planning/experiment_planners:
+network_topology.py, get_pool_and_conv_props, for the strides and kernels of a patch, and
+default_experiment_planner.py, get_plans_for_configuration, for the patches, from the largest down.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,10 @@ Sizes = tuple[int, ...]
 
 
 class Topology(Struct, frozen=True):
-    """The patch size of a network, with the strides and kernels of its stages; the first has stride 1."""
+    """The patch size of a network, with the strides and kernels of its stages.
+
+    The first stage has stride 1.
+    """
 
     patch: Sizes  # padded to multiples of `divisors`
     strides: tuple[Sizes, ...]
@@ -28,14 +31,15 @@ class Topology(Struct, frozen=True):
 
     @property
     def divisors(self) -> Sizes:
-        """Return for each axis the product of its strides, which must divide the patch's size."""
+        """Return the product of the strides along each axis. It must divide the patch's size."""
         return tuple(map(prod, zip(*self.strides, strict=True)))
 
 
 def plan_topology(spacing: Sequence[float], patch: Sizes) -> Topology:
-    """Return the topology that nnU-Net's planner chooses for a patch size and a voxel spacing.
+    """Return the topology that nnU-Net's planner chooses for a patch size.
 
-    The network has a stage for each halving of the long, finely spaced axes.
+    It also depends on the voxel spacing. The network has a stage for each halving of the long, finely spaced
+    axes.
     """
     spaces, sizes = list(spacing), list(patch)
     kernel = [1] * len(sizes)
@@ -63,7 +67,7 @@ def plan_topology(spacing: Sequence[float], patch: Sizes) -> Topology:
 
 
 def planned_topologies(spacing: Sequence[float], median: Sequence[float]) -> Iterator[Topology]:
-    """Yield the topologies that nnU-Net's planner tries, starting at the largest patch.
+    """Yield the topologies that nnU-Net's planner tries, largest patch first.
 
     The first patch has the aspect of the spacing, cut to the median shape of the images (`median`). Each next
     patch is shorter in the axis that is longest relative to the median shape, by the least that keeps the
@@ -89,7 +93,7 @@ def planned_topologies(spacing: Sequence[float], median: Sequence[float]) -> Ite
 
 
 def with_topology(network: Mapping[str, Any], topology: Topology) -> dict[str, Any]:
-    """Return the architecture of nnU-Net's plans with the strides and kernels of `topology`.
+    """Return a network of nnU-Net's plans with the strides and kernels of `topology`.
 
     Features double from stage to stage up to a limit. Each stage has as many blocks as in the plans; further
     stages have as many as the last.

@@ -1,9 +1,9 @@
-"""Quantize the weights of linear layers, to 4 or 8 bits by bitsandbytes, or by torchao.
+"""Quantize the weights of linear layers by bitsandbytes or torchao.
 
-The quantizer of the model's library chooses the layers: in transformers all `nn.Linear` except the output
-embeddings and the last module, in diffusers all. Each weight is quantized on the GPU before the next weight
-is moved there, so its copy in the model's type is allocated and freed (bitsandbytes/nn/modules.py,
-`_quantize`).
+bitsandbytes quantizes to 4 or 8 bits. The quantizer of the model's library chooses the layers: in
+transformers all `nn.Linear` except the output embeddings and the last module, in diffusers all. Each weight
+is quantized on the GPU before the next weight is moved there, so its copy in the model's type is allocated
+and freed (bitsandbytes/nn/modules.py, `_quantize`).
 """
 
 import copy
@@ -34,11 +34,11 @@ _MIB = 2**20
 
 
 def quantize_linears(model: nn.Module, job: Job) -> nn.Module:
-    """Quantize the model's linear layers as the job says, in place, and return the model.
+    """Quantize the model's linear layers in place as the job says.
 
-    Layers of bitsandbytes replace the model's layers, and quantize when they are moved to the GPU; torchao
-    quantizes at once. Without `--quantize` the model is unchanged. Raises UsageError for an unknown or
-    unsuitable option, ModelError if nothing is replaced or a library fails.
+    Returns the model. Layers of bitsandbytes replace the model's layers, and quantize when they are moved to
+    the GPU; torchao quantizes at once. Without `--quantize` the model is unchanged. Raises UsageError for an
+    unknown or unsuitable option, ModelError if nothing is replaced or a library fails.
     """
     if job.model.quantize is Quantize.NONE:
         return model
@@ -124,7 +124,7 @@ def _configure(job: Job) -> Any:
 
 
 def quantized_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield (name, module) for each module whose weight has a parameter class of bitsandbytes."""
+    """Yield (name, module) for each module with a weight of bitsandbytes. The class of the weight decides."""
     for name, module in model.named_modules():
         parameters = module._parameters  # no dict in a TorchScript module
         if "weight" in parameters and type(parameters["weight"]).__name__ in _CLASSES:
@@ -132,7 +132,7 @@ def quantized_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def quantized_on_meta(weight: Any, memo: dict[int, Any]) -> nn.Parameter | None:
-    """Return the meta counterpart of a weight that is quantized already, or None for any other weight.
+    """Return the meta counterpart of a quantized weight, or None for other weights.
 
     The counterparts of the tensors and states that belong to the weight are added to `memo`, the memo of a
     `copy.deepcopy`, since modules hold them too.
@@ -146,9 +146,9 @@ def quantized_on_meta(weight: Any, memo: dict[int, Any]) -> nn.Parameter | None:
 
 
 def _held_on_meta(value: Any, memo: dict[int, Any]) -> Any:
-    """Return the meta counterpart of a tensor or `QuantState`, and add it to `memo`.
+    """Return the meta counterpart of a tensor or `QuantState`.
 
-    Return any other value itself.
+    The counterpart is added to `memo`. Any other value is returned itself.
     """
     if isinstance(value, Tensor):
         memo[id(value)] = torch.empty_like(value, device="meta")
@@ -221,11 +221,11 @@ def _quantize(weight: Any, table: Tensor) -> list[Tensor]:
 
 
 def adapters_as_made(model: nn.Module) -> Iterator[tuple[nn.Parameter, Tensor]]:
-    """Yield each trained adapter parameter that peft casts, and an empty tensor in the type before the cast.
+    """Yield trained adapter parameters that peft casts.
 
-    The order is the order of creation. peft moves each adapter of a quantized layer to the GPU in the type in
-    which the layer computes, and casts all of them afterwards (`_move_adapter_to_device_of_base_layer`,
-    peft/tuners/tuners_utils.py).
+    Each comes with an empty tensor in the dtype before the cast. The order is the order of creation. peft
+    moves each adapter of a quantized layer to the GPU in the type in which the layer computes, and casts all
+    of them afterwards (`_move_adapter_to_device_of_base_layer`, peft/tuners/tuners_utils.py).
     """
     for module in model.modules():
         dtype = getattr(getattr(module, "base_layer", None), "compute_dtype", None)
@@ -235,15 +235,18 @@ def adapters_as_made(model: nn.Module) -> Iterator[tuple[nn.Parameter, Tensor]]:
 
 
 def prepare_for_kbit_training(model: nn.Module) -> None:
-    """Prepare a quantized model on a GPU as `--prepare-kbit` plans: cast frozen weights, empty the cache."""
+    """Prepare a quantized model on a GPU for training, as `--prepare-kbit` plans.
+
+    Frozen weights are cast, and the cache is emptied.
+    """
     cast_to_float32(model)
     torch.cuda.empty_cache()
 
 
 def cast_to_float32(model: nn.Module) -> None:
-    """Cast frozen half-precision weights that are not quantized to float32.
+    """Cast frozen half-precision weights to float32.
 
-    peft's `prepare_model_for_kbit_training` does the same.
+    Quantized weights are not cast. peft's `prepare_model_for_kbit_training` does the same.
     """
     for parameter in model.parameters():
         is_half = parameter.dtype in (torch.float16, torch.bfloat16)
@@ -252,7 +255,7 @@ def cast_to_float32(model: nn.Module) -> None:
 
 
 def notes_on_quantized(job: Job, model: nn.Module) -> tuple[str, ...]:
-    """Return notes on a plan with frozen quantized weights; () for other plans."""
+    """Return notes on a plan with frozen quantized weights. There are none for other plans."""
     if job.model.quantize is Quantize.NONE or job.model.quantize.is_trained:
         return ()
     notes = [
@@ -267,11 +270,11 @@ def notes_on_quantized(job: Job, model: nn.Module) -> tuple[str, ...]:
 
 
 def _notes_on_unquantized(model: nn.Module) -> list[str]:
-    """Return a note for each part of the model that has over 1 MiB, and most memory, in unquantized weights.
+    """Return a note for each part of the model with mostly unquantized weights.
 
-    Only linear layers are quantized; the experts of a mixture are often parameters of a single other module.
-    The weights of one repeated block are compared, and the weights outside blocks, so that the notes do not
-    depend on the number of blocks.
+    A part counts if its unquantized weights take over 1 MiB. Only linear layers are quantized; the experts of
+    a mixture are often parameters of a single other module. The weights of one repeated block are compared,
+    and the weights outside blocks, so that the notes do not depend on the number of blocks.
     """
     whole: dict[str, dict[str, int]] = {}  # block ("" outside blocks) -> weight -> bytes
     quantized: Counter[str] = Counter()  # bytes by block

@@ -1,4 +1,7 @@
-"""Quantize linear layers by torchao, whose weights consist of several tensors."""
+"""Quantize linear layers by torchao.
+
+Its weights consist of several tensors.
+"""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -33,7 +36,7 @@ _BOUND = ("torchao.quantization", _NF4)  # modules that register functions of to
 
 
 def prepare_torchao(path: Path) -> None:
-    """Import torchao if a file mentions it, before a capture replaces functions that torchao binds."""
+    """Import torchao if a file mentions it. A capture later replaces functions that torchao binds."""
     if find_spec("torchao") is None:
         return
     with suppress(OSError):
@@ -42,13 +45,13 @@ def prepare_torchao(path: Path) -> None:
 
 
 def prepare_quantization(job: Job) -> None:
-    """Import torchao if the job quantizes by it, before a capture replaces functions that torchao binds."""
+    """Import torchao if the job quantizes by it. A capture later replaces functions that torchao binds."""
     if job.model.quantize.is_of_torchao:
         import_torchao()
 
 
 def import_torchao() -> None:
-    """Import the modules of torchao that bind functions of torch on import; missing modules are skipped."""
+    """Import the modules of torchao that bind functions of torch. Missing modules are skipped."""
     with quiet():
         for module in _BOUND:
             with suppress(ImportError):
@@ -56,12 +59,12 @@ def import_torchao() -> None:
 
 
 def kept_modules(model: nn.Module, skipped: list[str] | None) -> list[str]:
-    """Return the names of the modules that are not quantized, by the rule of the model's library.
+    """Return the names of the modules that are not quantized.
 
-    `skipped` are the modules that the job names, or None if it names none. transformers keeps the output
-    layer and the modules that it holds in float32; diffusers keeps only the latter
-    (`_process_model_before_weight_loading` of its quantizers). In a user's own module the last linear layer
-    is kept, as transformers would.
+    The model's library has a rule for them. `skipped` are the modules that the job names, or None if it names
+    none. transformers keeps the output layer and the modules that it holds in float32; diffusers keeps only
+    the latter (`_process_model_before_weight_loading` of its quantizers). In a user's own module the last
+    linear layer is kept, as transformers would.
     """
     in_float32: Any = getattr(model, "_keep_in_fp32_modules", None)
     if is_of_diffusers(model):
@@ -78,16 +81,16 @@ def kept_modules(model: nn.Module, skipped: list[str] | None) -> list[str]:
 
 
 def is_of_diffusers(model: nn.Module) -> bool:
-    """Return whether a model's class, or a base of it, is defined in diffusers."""
+    """Return whether a model's class derives from a class of diffusers."""
     return any(kind.__module__.startswith("diffusers.") for kind in type(model).__mro__)
 
 
 def quantize_by_torchao(model: nn.Module, job: Job) -> nn.Module:
-    """Quantize the model's linear layers by torchao in place, and return the model.
+    """Quantize the model's linear layers by torchao in place.
 
-    Each layer is quantized as it is moved to the GPU; for float8 training, layers are converted instead. All
-    parameters are frozen unless quantized weights are trained. Raises UsageError for an unknown option,
-    ModelError if the model has no linear layer that is quantized.
+    Returns the model. Each layer is quantized as it is moved to the GPU; for float8 training, layers are
+    converted instead. All parameters are frozen unless quantized weights are trained. Raises UsageError for
+    an unknown option, ModelError if the model has no linear layer that is quantized.
     """
     kept = tuple(f"{name}." for name in kept_modules(model, None))
 
@@ -119,9 +122,9 @@ def _config_of(job: Job) -> Any:
 
 
 def _configured(job: Job, make: Callable[..., Any], given: Mapping[str, Any]) -> Any:
-    """Return the configuration that `make` makes from `given` and the job's values, which override `given`.
+    """Return the configuration that `make` makes from `given` and the job's values.
 
-    Raises UsageError for a value that `make` does not take.
+    The job's values override `given`. Raises UsageError for a value that `make` does not take.
     """
     known = [name for name in signature(make).parameters if name != "version"]
     values = dict(job.model.quantize_arg)

@@ -1,1 +1,4 @@
-"""Find models of torchvision, without its compiled operators and without reading weights."""
+"""Find models of torchvision.
+
+Its compiled operators are not needed, and no weights are read.
+"""

@@ -16,10 +16,10 @@ from planner.capture.patching import patched
 
 
 def find_torchvision(name: str) -> Callable[..., object]:
-    """Return the builder of a torchvision model, such as `resnet50` or `segmentation.fcn_resnet50`.
+    """Return the builder of a torchvision model.
 
-    The builder accepts weights, but does not load them. Raises UsageError for a name that torchvision does
-    not list.
+    Names are such as `resnet50` or `segmentation.fcn_resnet50`. The builder accepts weights, but does not
+    load them. Raises UsageError for a name that torchvision does not list.
     """
     models = import_library("torchvision.models", extra="")
     group, _, plain = name.rpartition(".")

@@ -1,12 +1,12 @@
-"""Make torchvision importable with a torch for which its compiled extension was not built.
+"""Make torchvision importable without its compiled extension.
 
-torchvision's wheels are built for CUDA. With a CPU-only torch the extension does not load; torchvision
-continues without it, but registers fake kernels for two operators that only the extension defines
-(torchvision/_meta_registrations.py). So the schemas must be defined before torchvision is imported, but only
-if the extension does not load: otherwise a second definition of the same schemas would abort the process. The
-other operators here are defined at the same time. Schemas, shapes and the tensors that autograd saves follow
-torchvision 0.28: csrc/ops/roi_align.cpp, nms.cpp and csrc/ops/autograd/roi_align_kernel.cpp, which saves the
-regions and the size of the input, not the input.
+The extension may not have been built for the installed torch. torchvision's wheels are built for CUDA. With a
+CPU-only torch the extension does not load; torchvision continues without it, but registers fake kernels for
+two operators that only the extension defines (torchvision/_meta_registrations.py). So the schemas must be
+defined before torchvision is imported, but only if the extension does not load: otherwise a second definition
+of the same schemas would abort the process. The other operators here are defined at the same time. Schemas,
+shapes and the tensors that autograd saves follow torchvision 0.28: csrc/ops/roi_align.cpp, nms.cpp and
+csrc/ops/autograd/roi_align_kernel.cpp, which saves the regions and the size of the input, not the input.
 """
 
 import importlib.machinery
@@ -32,7 +32,7 @@ _SCHEMAS = {
 
 
 def prepare_torchvision() -> None:
-    """Make a later `import torchvision` succeed even if its extension does not load; may be called twice."""
+    """Make a later `import torchvision` succeed even without its extension. May be called twice."""
     spec = None if "torchvision" in sys.modules else importlib.util.find_spec("torchvision")
     if spec is None or spec.origin is None or _loads_extension(Path(spec.origin).parent):
         return
@@ -40,11 +40,11 @@ def prepare_torchvision() -> None:
 
 
 def _loads_extension(package: Path) -> bool:
-    """Return whether torchvision's extension loads, by loading it as torchvision/extension.py will.
+    """Return whether torchvision's extension loads.
 
-    Loading a library twice does no harm. The extension's name is `_C` up to torchvision 0.28 and `_C_stable`
-    since 0.29. With a CUDA torch the result is True without trying: in a broken installation, a second
-    definition would abort the process.
+    It is loaded as torchvision/extension.py will load it. Loading a library twice does no harm. The
+    extension's name is `_C` up to torchvision 0.28 and `_C_stable` since 0.29. With a CUDA torch the result
+    is True without trying: in a broken installation, a second definition would abort the process.
     """
     if torch.version.cuda is not None:
         return True

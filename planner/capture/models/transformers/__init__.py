@@ -1,1 +1,4 @@
-"""Build models of transformers from their configurations, and run its Trainers in captures."""
+"""Build models of transformers, and run its Trainers in captures.
+
+Models are built from their configurations.
+"""

@@ -1,10 +1,10 @@
-"""Build models of transformers from its configurations and classes, or from a folder, never from a hub.
+"""Build models of transformers from a type, a class or a folder.
 
-`hf:bert` is a model type with its default configuration and the head of its task, `hf:LlamaForCausalLM` a
-class with its default configuration, `hf:FOLDER` a folder with a config.json. Arguments of the job go to the
-configuration (`a__b` to `b` of the sub-configuration `a`), with three exceptions: `task` selects the head of
-a model type or a folder, `padded` says whether the attention mask masks anything, and `attn_implementation`
-is transformers' argument of that name.
+Nothing is fetched from a hub. `hf:bert` is a model type with its default configuration and the head of its
+task, `hf:LlamaForCausalLM` a class with its default configuration, `hf:FOLDER` a folder with a config.json.
+Arguments of the job go to the configuration (`a__b` to `b` of the sub-configuration `a`), with three
+exceptions: `task` selects the head of a model type or a folder, `padded` says whether the attention mask
+masks anything, and `attn_implementation` is transformers' argument of that name.
 """
 
 import copy
@@ -50,7 +50,7 @@ class Choice:
 
     @property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
-        """Return the parameters of the model class's forward method, keyed by name."""
+        """Return the parameters of the model class's forward method, by name."""
         return inspect.signature(self.model_class.forward).parameters
 
 
@@ -60,12 +60,15 @@ def is_of_transformers(job: Job) -> bool:
 
 
 def is_padded(job: Job) -> bool:
-    """Return whether a job's batches are padded: False only if a transformers model has `padded=False`."""
+    """Return whether a job's batches are padded.
+
+    Only a transformers model with `padded=False` has no padding.
+    """
     return not (is_of_transformers(job) and dict(job.model.args).get("padded", True) is False)
 
 
 def notes_of(job: Job, model: object) -> tuple[str, ...]:
-    """Return notes on assumptions about the inputs of a transformers model; () for other models."""
+    """Return notes on assumptions about a transformers model's inputs. There are none for other models."""
     if not is_of_transformers(job):
         return ()
     keywords = {spec.keyword for spec in job.samples.inputs}
@@ -101,9 +104,9 @@ def notes_of(job: Job, model: object) -> tuple[str, ...]:
 
 
 def choose_class(transformers: Any, name: str, arguments: Mapping[str, Any]) -> Choice:
-    """Return the model class that `hf:NAME` names, with its configuration completed by the job's arguments.
+    """Return the class that `hf:NAME` names, with its configuration.
 
-    Raises UsageError for an unknown name, task or argument.
+    The job's arguments complete the configuration. Raises UsageError for an unknown name, task or argument.
     """
     task = arguments.get("task")
     if task is not None and task not in TASKS:
@@ -137,10 +140,10 @@ def _choose(transformers: Any, name: str, task: str | None, given: Mapping[str, 
 
 
 def _complete_config(config: Any, model_class: Any, given: Mapping[str, Any]) -> None:
-    """Set values that training needs but default configurations leave open; no such value decides memory.
+    """Set configuration values that training needs but defaults leave open.
 
-    Random regularization is disabled unless `given` sets it: SpecAugment masks the same number of frames in
-    any case, and a plan is made for steps in which LayerDrop skips no layer.
+    No such value decides memory. Random regularization is disabled unless `given` sets it: SpecAugment masks
+    the same number of frames in any case, and a plan is made for steps in which LayerDrop skips no layer.
     """
     if "ForSequenceClassification" in model_class.__name__ and getattr(config, "pad_token_id", 0) is None:
         config.pad_token_id = 0  # decoders refuse batches above 1 without one
@@ -155,10 +158,10 @@ def _complete_config(config: Any, model_class: Any, given: Mapping[str, Any]) ->
 
 
 def depth_argument(transformers: Any, name: str, arguments: Mapping[str, Any]) -> tuple[str, int] | None:
-    """Return the name and value of the argument that sets the number of blocks, or None if blocks differ.
+    """Return the argument that sets the number of blocks, or None if blocks differ.
 
-    None is also returned if the model is an encoder-decoder, or if another argument counts the blocks.
-    Raises UsageError as `choose_class` does.
+    The argument is (name, value). None is also returned if the model is an encoder-decoder, or if another
+    argument counts the blocks. Raises UsageError as `choose_class` does.
     """
     config = choose_class(transformers, name, arguments).config
     blocks = getattr(config, _DEPTH, None)
@@ -169,7 +172,7 @@ def depth_argument(transformers: Any, name: str, arguments: Mapping[str, Any]) -
 
 
 def build(transformers: Any, name: str, **arguments: Any) -> nn.Module:
-    """Return the model `hf:NAME` in float32, whatever dtype its configuration names."""
+    """Return the model `hf:NAME` in float32. The dtype in its configuration is ignored."""
     choice = choose_class(transformers, name, arguments)
     with offline():
         model: nn.Module = choice.model_class(choice.config)
@@ -182,7 +185,7 @@ def build(transformers: Any, name: str, **arguments: Any) -> nn.Module:
 
 
 def _refuse_longer_inputs(table: nn.Embedding, name: str, config: Any) -> None:
-    """Make a table of learned positions raise ModelError for an input that is longer than the table.
+    """Make a table of learned positions raise ModelError for longer inputs.
 
     The first positions of a table with a padding index count too, since padded tokens share that index.
     """
@@ -207,9 +210,10 @@ def offline() -> Iterator[None]:
 
 
 def _return_loss(model: nn.Module) -> None:
-    """Make an image-text model return its loss, by passing `return_loss=True` to its forward method.
+    """Make an image-text model return its loss.
 
-    The argument is passed in training, and in evaluations after the first call in training mode.
+    Its forward method gets `return_loss=True`. The argument is passed in training, and in evaluations after
+    the first call in training mode.
     """
     forward, is_trained = model.forward, False
 
@@ -240,9 +244,10 @@ def _config_class(transformers: Any, file_config: Mapping[str, Any], folder: Pat
 
 
 def _class_of_folder(transformers: Any, config: Any, file_config: Mapping[str, Any], task: str | None) -> Any:
-    """Return the model class of a folder: the task's class, or else the first class in `architectures`.
+    """Return the model class of a folder.
 
-    With neither, it is the model type's default class.
+    It is the task's class, or else the first class in `architectures`. With neither, it is the model type's
+    default class.
     """
     architectures = file_config.get("architectures") or []
     if task is None and architectures:
@@ -257,7 +262,7 @@ def _class_of_folder(transformers: Any, config: Any, file_config: Mapping[str, A
 
 
 def _table_of(task: str) -> str:
-    """Return the name of transformers' table that holds a task's classes (models/auto/modeling_auto.py)."""
+    """Return the name of transformers' table of a task's classes. Source: models/auto/modeling_auto.py."""
     if task == "features":
         return "MODEL_MAPPING_NAMES"
     words = {"seq2seq-lm": "seq_to_seq_causal_lm", "speech-seq2seq": "speech_seq_2_seq"}
@@ -276,9 +281,10 @@ def _class_of_type(transformers: Any, kind: str, task: str | None) -> Any:
 
 
 def _configure(config_class: Any, file_config: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
-    """Return a configuration with a file's or default values, overridden by the values `given`.
+    """Return a configuration with the values `given`.
 
-    Raises UsageError for a key that the configuration lacks, which transformers would ignore.
+    Other values come from the file, or are defaults. Raises UsageError for a key that the configuration
+    lacks, which transformers would ignore.
     """
     whole = copy.deepcopy(dict(file_config))
     if "num_labels" in given:  # otherwise the number of label names in the file would win
@@ -300,9 +306,9 @@ def _configure(config_class: Any, file_config: Mapping[str, Any], given: Mapping
 
 
 def _set_values(part: Any) -> dict[str, Any]:
-    """Return the values of a sub-configuration that differ from its class's defaults, and its model type.
+    """Return the values of a sub-configuration that differ from defaults.
 
-    {} if `part` is not a configuration.
+    The model type is included. {} if `part` is not a configuration.
     """
     if not hasattr(part, "to_dict"):
         return {}

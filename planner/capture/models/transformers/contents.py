@@ -1,7 +1,7 @@
-"""Make inputs of transformers' models that need certain values: image tokens in texts, objects in images.
+"""Make inputs of transformers' models that need certain values.
 
-A model refuses a text with too few image tokens, and a detector compares its boxes with lists of labels, so
-sizes alone are not enough.
+These are image tokens in texts, and objects in images. A model refuses a text with too few image tokens, and
+a detector compares its boxes with lists of labels, so sizes alone are not enough.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ _SEGMENTERS = ("ForUniversalSegmentation", "ForInstanceSegmentation")
 
 
 def known_contents(model: object, job: Job, batch: int) -> dict[str, Any]:
-    """Return CPU tensors or lists of labels for the inputs whose values matter, keyed by keyword."""
+    """Return the inputs whose values matter, by keyword. They are CPU tensors or lists of labels."""
     config = getattr(model, "config", None)
     specs = {spec.keyword: spec for spec in job.samples.inputs}
     contents: dict[str, Any] = {}
@@ -63,7 +63,10 @@ def _patches_and_types(config: Any, specs: Mapping[str | None, TensorSpec], batc
 
 
 def _grid(config: Any, image: TensorSpec) -> tuple[int, int]:
-    """Return the rows and columns of an image's grid of patches; for a list of patches, the squarest grid."""
+    """Return the rows and columns of an image's grid of patches.
+
+    For a list of patches it is the squarest grid.
+    """
     merged = config.vision_config.spatial_merge_size
     if len(image.shape) == 3:
         of_tokens = merged * config.vision_config.patch_size
@@ -81,28 +84,40 @@ def _patch_values(config: Any) -> int:
 
 
 def is_list_of_patches(config: Any, image: TensorSpec) -> bool:
-    """Return whether an input has the shape of Qwen2-VL patches that can be merged without a remainder."""
+    """Return whether an input has the shape of Qwen2-VL patches.
+
+    The patches must merge without a remainder.
+    """
     merged = config.vision_config.spatial_merge_size**2
     return image.shape[1:] == (_patch_values(config),) and image.shape[0] % merged == 0
 
 
 def takes_patches(config: Any) -> bool:
-    """Return whether a model takes images as lists of patches with their grids, as the Qwen-VL models do."""
+    """Return whether a model takes images as lists of patches.
+
+    The Qwen-VL models do, with the grids of the patches.
+    """
     return getattr(config, "model_type", "") in _OF_PATCHES
 
 
 def is_detector(name: str) -> bool:
-    """Return whether a class of this name is a detector, whose labels are a dict for each image."""
+    """Return whether a class of this name is a detector. A detector's labels are a dict for each image."""
     return name.endswith(_DETECTOR)
 
 
 def takes_masks(name: str) -> bool:
-    """Return whether a class of this name is trained on two lists: each image's masks and its classes."""
+    """Return whether a class of this name is trained on masks.
+
+    Its labels are two lists: each image's masks and its classes.
+    """
     return name.endswith(_SEGMENTERS)
 
 
 def _objects() -> dict[str, Tensor]:
-    """Return a detector's labels for one image: classes, and boxes with relative centres and sizes."""
+    """Return a detector's labels for one image.
+
+    These are classes, and boxes with relative centres and sizes.
+    """
     place = torch.arange(1, OBJECTS + 1) / (OBJECTS + 1)
     size = (1 + torch.arange(OBJECTS) % 4) / 16
     return {
@@ -112,7 +127,7 @@ def _objects() -> dict[str, Tensor]:
 
 
 def image_token(config: Any) -> int | None:
-    """Return the token id that represents a part of an image in a text, or None if there is none."""
+    """Return the token id of image parts in a text, or None if there is none."""
     for name in ("image_token_id", "image_token_index"):
         value = getattr(config, name, None)
         if isinstance(value, int):
@@ -121,7 +136,7 @@ def image_token(config: Any) -> int | None:
 
 
 def image_tokens(config: Any, image: TensorSpec) -> int | None:
-    """Return the number of text tokens that represent the images of a sample, or None if it is unknown."""
+    """Return the number of text tokens for a sample's images, or None if it is unknown."""
     count = _TOKENS.get(getattr(config, "model_type", ""))
     if count is None or takes_patches(config):
         return None if count is None else count(config, image)
@@ -160,5 +175,8 @@ SEVERAL_IMAGES = ("idefics3", "smolvlm")  # models whose samples hold a list of 
 
 
 def takes_images_in_text(config: Any) -> bool:
-    """Return whether a model takes images as tokens of its text, by the model type of its configuration."""
+    """Return whether a model takes images as tokens of its text.
+
+    The model type in its configuration decides.
+    """
     return getattr(config, "model_type", "") in _TOKENS

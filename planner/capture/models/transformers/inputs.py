@@ -1,7 +1,7 @@
-"""Complete the inputs of a transformers model from the names of its forward method's arguments.
+"""Complete the inputs of a transformers model.
 
-Inputs that the job names are unchanged. The mask and the labels follow the length of the text, and the
-labels' shape follows the model's class.
+The names of its forward method's arguments decide them. Inputs that the job names are unchanged. The mask and
+the labels follow the length of the text, and the labels' shape follows the model's class.
 """
 
 from collections.abc import Mapping
@@ -54,9 +54,10 @@ _PER_SAMPLE = (
 
 
 def complete_inputs(job: Job, choice: Choice) -> Job:
-    """Return the job with all inputs by keyword, and with the loss `sum` if the model returns no loss.
+    """Return the job with all inputs by keyword.
 
-    Raises UsageError for inputs that the model does not take, and for required arguments without an input.
+    The loss becomes `sum` if the model returns no loss. Raises UsageError for inputs that the model does not
+    take, and for required arguments without an input.
     """
     given = _by_keyword(job, choice)
     specs = {name: spec for name, spec in given.items() if job.loop.mode is Mode.TRAIN or name not in _LABELS}
@@ -87,9 +88,10 @@ def _check_required(choice: Choice, inputs: Mapping[str, TensorSpec]) -> None:
 
 
 def _by_keyword(job: Job, choice: Choice) -> dict[str, TensorSpec]:
-    """Return the job's inputs keyed by keyword; an input without a keyword is taken as a main input.
+    """Return the job's inputs, keyed by keyword.
 
-    Raises UsageError for a keyword that the model does not take, or that is given twice.
+    An input without a keyword is taken as a main input. Raises UsageError for a keyword that the model does
+    not take, or that is given twice.
     """
     names = [name for name in choice.parameters if name not in ("self", "kwargs", "args")]
     given: dict[str, TensorSpec] = {}
@@ -106,7 +108,7 @@ def _by_keyword(job: Job, choice: Choice) -> dict[str, TensorSpec]:
 
 
 def _mains(choice: Choice) -> list[str]:
-    """Return the names of the main inputs that a sample has: text, image or sound, or both text and image."""
+    """Return the names of a model's main inputs. They are text, image or sound, or both text and image."""
     mains = [name for name in _MAIN if name in choice.parameters]
     if {_TEXT, _IMAGE} <= set(mains) and _takes_both(choice):
         return [_TEXT, _IMAGE]
@@ -115,15 +117,16 @@ def _mains(choice: Choice) -> list[str]:
 
 
 def _takes_both(choice: Choice) -> bool:
-    """Return whether the model takes both an image and a text, separately or with the image in the text."""
+    """Return whether the model takes both an image and a text. The image may be separate or in the text."""
     is_known = choice.config.model_type in _BESIDE_TEXT or takes_images_in_text(choice.config)
     return "return_loss" in choice.parameters or is_known
 
 
 def _main_of(choice: Choice, spec: TensorSpec) -> str:
-    """Return the main input that a tensor without a keyword is for: the text for integers, else another.
+    """Return the main input for a tensor without a keyword.
 
-    Raises UsageError if the model takes no such input.
+    Integers are for the text, other dtypes for another input. Raises UsageError if the model takes no such
+    input.
     """
     mains = _mains(choice)
     is_text = "int" in spec.dtype
@@ -152,10 +155,11 @@ def _main_inputs(choice: Choice, given: Mapping[str, TensorSpec]) -> dict[str, T
 
 
 def _image_in_text(choice: Choice, given: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """Return a text and an image, the job's own if given, and the token types if the model needs them.
+    """Return a text and an image as inputs.
 
-    A default text has `TEXT_TOKENS` tokens after the image's tokens. Raises UsageError for an image of a
-    wrong shape, or a text that is too short for the image's tokens.
+    The job's own are taken if given, and token types are added if the model needs them. A default text has
+    `TEXT_TOKENS` tokens after the image's tokens. Raises UsageError for an image of a wrong shape, or a text
+    that is too short for the image's tokens.
     """
     image = given.get(_IMAGE) or _image(choice)
     if takes_patches(choice.config) and not (
@@ -181,7 +185,10 @@ def _image_in_text(choice: Choice, given: Mapping[str, TensorSpec]) -> dict[str,
 
 
 def _value(config: Any, *names: str, default: Any = None) -> Any:
-    """Return the first named value that a configuration or a sub-configuration has, or else the default."""
+    """Return the first named value in a configuration, or else the default.
+
+    Sub-configurations are searched too.
+    """
     parts = [getattr(config, part, None) for part in _PARTS]
     for owner in (config, *parts):
         for name in names:
@@ -221,16 +228,17 @@ def _sound(choice: Choice) -> TensorSpec:
 
 
 def _spectrogram(choice: Choice) -> TensorSpec:
-    """Return a spectrogram input with two frames per position of the encoder, 30 s for Whisper."""
+    """Return a spectrogram input with two frames per encoder position. For Whisper it lasts 30 s."""
     bins = _value(choice.config, "num_mel_bins", "feature_size", default=80)
     positions = _value(choice.config, "max_source_positions", default=1500)
     return TensorSpec((bins, 2 * positions))
 
 
 def _prompts(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """Return the input that an image needs: a detector's pixel mask, or a box to segment.
+    """Return the input that accompanies an image.
 
-    {} if the model takes no such input, or if the input is given.
+    It is a detector's pixel mask, or a box to segment. {} if the model takes no such input, or if the input
+    is given.
     """
     name, image = choice.model_class.__name__, inputs.get(_IMAGE)
     if image is None:
@@ -255,7 +263,7 @@ def _mask(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorS
 
 
 def _labels(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """Return the labels with which the model's class returns a loss, or {} if none are known."""
+    """Return the labels for which the model returns a loss, or {} if none are known."""
     name, text = choice.model_class.__name__, inputs.get(_TEXT)
     one = TensorSpec((), "int64")
     if name.endswith("ForQuestionAnswering"):
@@ -273,19 +281,22 @@ def _labels(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, Tenso
 
 
 def _shaped_as(text: TensorSpec | None) -> TensorSpec:
-    """Return an int64 input of the text's shape, or of the default length if there is no text."""
+    """Return an int64 input of the text's shape. Without a text it has the default length."""
     if text is None:
         return TensorSpec((TEXT_TOKENS,), "int64")
     return replace(text, keyword=None, dtype="int64")
 
 
 def _last_two(image: TensorSpec) -> TensorSpec:
-    """Return an int64 spec whose shape is the image's height and width, for labels of each pixel."""
+    """Return an int64 spec with an image's height and width. It is for labels of each pixel."""
     return TensorSpec(image.shape[-2:], "int64", smallest=image.smallest[-2:])
 
 
 def _decoder_inputs(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """Return decoder tokens, or {} if the model takes no decoder tokens or has labels or decoder inputs."""
+    """Return decoder tokens, or {} if the model needs none.
+
+    It needs none if it does not take them, or has labels or decoder inputs.
+    """
     own = ("labels", "decoder_input_ids", "decoder_inputs_embeds")
     if "decoder_input_ids" not in choice.parameters or any(name in inputs for name in own):
         return {}

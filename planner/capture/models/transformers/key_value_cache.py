@@ -1,4 +1,4 @@
-"""Grow the cache of a transformers decoder by tokens that do not run through the model.
+"""Grow a transformers decoder's cache by tokens that do not run through the model.
 
 While a text is generated, each token in its middle takes as much memory as the token before it, plus the
 cached keys and values of one token.
@@ -17,7 +17,10 @@ WHOLE_TOKENS = 4  # at either end of a generated text that run through the model
 
 
 def grow(cache: Any, tokens: int) -> None:
-    """Append uninitialised keys and values of new tokens to each layer's cache, as a forward pass does."""
+    """Append keys and values of new tokens to each layer's cache.
+
+    They are uninitialised, and appended as by a forward pass.
+    """
     for number, layer in enumerate(cache.layers):
         if getattr(layer, "keys", None) is not None and getattr(layer, "values", None) is not None:
             # No variable may hold the old keys and values, which are freed once the longer tensors are made.
@@ -53,6 +56,6 @@ def only_growing_between(model: Any, length: int) -> Iterator[None]:
 
 
 def _new_states(cached: Tensor, tokens: int) -> Tensor:
-    """Return uninitialised keys or values for new tokens, batch x heads x tokens x width."""
+    """Return uninitialised keys or values for new tokens. The shape is batch x heads x tokens x width."""
     batch, heads, _, width = cached.shape
     return cached.new_empty(batch, heads, tokens, width)

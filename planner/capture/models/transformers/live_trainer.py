@@ -1,8 +1,8 @@
-"""Copy an existing Trainer of transformers or TRL, so that the copy is trained in a capture.
+"""Copy an existing Trainer of transformers or TRL.
 
-The copy has models without weights, a new accelerator that finds the planned GPU, and no callbacks that
-report or save. It shares data and tokenizers with the original and copies its settings; the original is not
-changed. Facts from transformers 5.23 and TRL 1.16.
+The copy is trained in a capture. The copy has models without weights, a new accelerator that finds the
+planned GPU, and no callbacks that report or save. It shares data and tokenizers with the original and copies
+its settings; the original is not changed. Facts from transformers 5.23 and TRL 1.16.
 """
 
 import copy
@@ -29,7 +29,7 @@ _PREPARED = "_original_forward"  # attribute of a module whose forward accelerat
 
 
 def check_trainer(trainer: object) -> None:
-    """Raise UsageError if an object is no Trainer of transformers or TRL."""
+    """Raise UsageError if an object is not a Trainer of transformers or TRL."""
     if not is_trainer(trainer):
         raise UsageError(
             f"expected a Trainer of transformers or TRL, got {kind_text(trainer)}; for a loop of your "
@@ -55,7 +55,10 @@ def trainer_job(trainer: Any) -> Job:
 
 
 def left_out(trainer: Any) -> tuple[str, ...]:
-    """Return notes on the trainer's callbacks from outside transformers that a plan does not run."""
+    """Return notes on the trainer's callbacks that a plan does not run.
+
+    Callbacks of transformers itself are not noted.
+    """
     names = [
         type(one).__name__
         for one in trainer.callback_handler.callbacks
@@ -67,9 +70,9 @@ def left_out(trainer: Any) -> tuple[str, ...]:
 
 
 def trainer_maker(trainer: Any, micro_batches: int, evaluates: bool = True) -> Callable[[], Any]:
-    """Return a function that copies a trainer in a capture, and sets the copy's micro-batches per step.
+    """Return a function that copies a trainer in a capture.
 
-    With `evaluates=False` the copy does not evaluate.
+    The copy runs `micro_batches` micro-batches per step. With `evaluates=False` the copy does not evaluate.
     """
 
     def make() -> Any:
@@ -84,13 +87,13 @@ def trainer_maker(trainer: Any, micro_batches: int, evaluates: bool = True) -> C
 
 
 def set_batch(trainer: Any, batch: int, micro_batches: int) -> None:
-    """Set a trainer's batch size per device, and its number of micro-batches in a step."""
+    """Set a trainer's batch size per device and its micro-batches per step."""
     trainer.args.per_device_train_batch_size = trainer._train_batch_size = batch
     trainer.args.gradient_accumulation_steps = micro_batches
 
 
 def bytes_of_longest_sample(trainer: Any) -> int:
-    """Return how many bytes a batch grows when the longest sample is added a second time."""
+    """Return the bytes that a second copy of the longest sample adds to a batch."""
     with preserve_process_state():  # samples and collators may draw random numbers
         one, two = longest_sample(trainer, trainer.train_dataset, "train_dataset", type(trainer).__name__)
     return _bytes_of(two) - _bytes_of(one)
@@ -147,7 +150,7 @@ def _copy_of(value: Any, memo: dict[int, Any], trainer: Any, name: str) -> Any:
 
 
 def _arguments(arguments: Any) -> Any:
-    """Return a copy of the training arguments whose device is the planned GPU, and that report nothing."""
+    """Return a copy of the training arguments for the planned GPU. The copy reports nothing."""
     bare = copy.copy(arguments)
     for name in _OF_DEVICE:
         vars(bare).pop(name, None)
@@ -159,9 +162,10 @@ def _arguments(arguments: Any) -> Any:
 
 
 def _place(trainer: Any, modules: list[nn.Module]) -> None:
-    """Move a copied trainer's models to the GPU, as the trainers' constructors do.
+    """Move a copied trainer's models to the GPU.
 
-    Source: transformers/trainer.py, and TRL's trainers for reference models.
+    The trainers' constructors do the same. Source: transformers/trainer.py, and TRL's trainers for reference
+    models.
     """
     device = trainer.args.device
     if trainer.place_model_on_device and getattr(trainer.model, "quantization_method", None) is None:

@@ -1,9 +1,9 @@
-"""Make transformers' code take attention masks as padded or full, without reading their values.
+"""Make transformers take attention masks as padded or full.
 
-transformers reads whether the attention mask masks anything (masking_utils.py). If not, it makes no mask, and
-attention runs with `is_causal` or without a mask; if so, it makes a boolean mask of batch x 1 x rows x
-columns. In a capture the job's `padded` decides. Packed sequences are not looked for, and checks of inputs
-pass.
+The values of the masks are not read. transformers reads whether the attention mask masks anything
+(masking_utils.py). If not, it makes no mask, and attention runs with `is_causal` or without a mask; if so, it
+makes a boolean mask of batch x 1 x rows x columns. In a capture the job's `padded` decides. Packed sequences
+are not looked for, and checks of inputs pass.
 """
 
 import sys
@@ -35,7 +35,10 @@ def assume_padding(padded: bool) -> Iterator[None]:
 
 
 def _answers(masks: Any, padded: bool) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
-    """Yield (module, name, replacement) for the functions of transformers 5 that read attention masks."""
+    """Yield replacements for transformers' functions that read attention masks.
+
+    The items are (module, name, replacement), for transformers 5.
+    """
     find_packed = masks.find_packed_sequence_indices
 
     def find_no_packed(position_ids: Any) -> None:
@@ -56,5 +59,8 @@ def _answers(masks: Any, padded: bool) -> Iterator[tuple[Any, str, Callable[...,
 
 
 def _decide_without(decide: Callable[..., bool], padding_mask: Any, *args: Any, **kwargs: Any) -> bool:
-    """Return the decision of a function of masking_utils as if there were no padding mask."""
+    """Return the decision of a masking function as without a padding mask.
+
+    The function is of masking_utils.
+    """
     return decide(None, *args, **kwargs)

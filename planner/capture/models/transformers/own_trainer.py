@@ -1,9 +1,9 @@
-"""Train by a Trainer of transformers or TRL that a user's file makes.
+"""Train by a user's Trainer of transformers or TRL.
 
-The Trainer's own `train()` runs, with its loss, optimizer, accumulation, clipping and precision. Batches are
-copies of the longest of the first samples of its data, made by its own collator and moved to the GPU as its
-loader does. Its evaluation runs between two steps. Checkpoints and logs are omitted. Facts from transformers
-5.23 and TRL 1.16.
+The user's file makes the Trainer. The Trainer's own `train()` runs, with its loss, optimizer, accumulation,
+clipping and precision. Batches are copies of the longest of the first samples of its data, made by its own
+collator and moved to the GPU as its loader does. Its evaluation runs between two steps. Checkpoints and logs
+are omitted. Facts from transformers 5.23 and TRL 1.16.
 """
 
 import importlib
@@ -43,7 +43,10 @@ _KERNELS = "trl.kernels.chunked_logprob"  # its kernels are Triton's if a GPU an
 
 
 def is_trainer(made: object) -> bool:
-    """Return whether an object is a Trainer of transformers or of a library that extends it."""
+    """Return whether an object is a Trainer of transformers.
+
+    Trainers of libraries that extend it count too.
+    """
     return any(
         kind.__name__ == "Trainer" and kind.__module__ == "transformers.trainer"
         for kind in type(made).__mro__
@@ -77,7 +80,7 @@ def trainers_constructed() -> Iterator[None]:
 
 
 def import_trainers(code: str) -> None:
-    """Import the module of `TrainingArguments` if a file's code imports transformers or TRL."""
+    """Import the module of `TrainingArguments` if code imports transformers or TRL."""
     if _LIBRARIES.search(code):
         with suppress(Exception), quiet():  # if it fails, the file's own import says why
             importlib.import_module("transformers.training_args")
@@ -96,7 +99,10 @@ def _on_gpu(post_init: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def _known_logps(trainer: Any, dataset: Any, name: str, batch_size: int) -> Any:
-    """Return a dataset with zeros in the columns that `precompute_ref_log_probs` would compute."""
+    """Return a dataset with zeros as log probabilities of the reference model.
+
+    `precompute_ref_log_probs` would compute these columns.
+    """
     for column in ("ref_chosen_logps", "ref_rejected_logps"):
         dataset = dataset.add_column(column, [0.0] * len(dataset))
     return dataset
@@ -104,7 +110,7 @@ def _known_logps(trainer: Any, dataset: Any, name: str, batch_size: int) -> Any:
 
 @contextmanager
 def _without_progress() -> Iterator[None]:
-    """Disable the progress bars of the library `datasets` inside the context."""
+    """Disable progress bars of the library `datasets` inside the context."""
     datasets: Any = sys.modules.get("datasets")
     if datasets is None or datasets.are_progress_bars_disabled():
         yield
@@ -117,7 +123,7 @@ def _without_progress() -> Iterator[None]:
 
 
 class TrainerModule(StepModule):
-    """A module with the models that a Trainer holds; `run` trains by the Trainer's own `train()`."""
+    """A module with the models that a Trainer holds. `run` trains by the Trainer's own `train()`."""
 
     def __init__(self, trainer: Any, job: Job) -> None:
         """Find the Trainer's models.
@@ -135,7 +141,10 @@ class TrainerModule(StepModule):
         self._check(trainer.args, job.model.name)
 
     def tensors_on_host(self) -> Iterator[Tensor]:
-        """Yield the tensors on the CPU before `train()`: the model's tensors if FSDP shards it, else none."""
+        """Yield the tensors that are on the CPU before `train()`.
+
+        These are the model's tensors if FSDP shards it, else none.
+        """
         if self.trainer.args.fsdp:
             yield from self.trainer.model.parameters()
             yield from self.trainer.model.buffers()
@@ -164,7 +173,7 @@ class TrainerModule(StepModule):
                 )
 
     def _notes(self) -> tuple[str, ...]:
-        """Return notes on the training data, and on parts of the training run that are not planned."""
+        """Return notes on the training data and on parts that are not planned."""
         arguments = self.trainer.args
         notes = [
             f"its {type(self.trainer).__name__} trains on copies of the longest of the first "
@@ -236,7 +245,10 @@ class TrainerModule(StepModule):
 
 
 def _calling_between_steps(call: Callable[[int], None]) -> Any:
-    """Return a callback that calls `call` with the number of finished steps, from 0 before the first step."""
+    """Return a callback that calls `call` with the number of finished steps.
+
+    The first call, before the first step, passes 0.
+    """
     from transformers import TrainerCallback
 
     class Callback(TrainerCallback):  # type: ignore[misc]
@@ -250,7 +262,10 @@ def _calling_between_steps(call: Callable[[int], None]) -> Any:
 
 
 def _of_fsdp(arguments: Any) -> dict[str, Any]:
-    """Return the values of the FSDP settings that are refused if true, by name; {} if FSDP is not used."""
+    """Return the FSDP settings that are refused if true, by name.
+
+    The dictionary is empty if FSDP is not used.
+    """
     if not arguments.fsdp:
         return {}
     given = arguments.fsdp_plugin_args or {}

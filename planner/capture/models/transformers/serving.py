@@ -1,4 +1,4 @@
-"""Read the sizes of a causal language model that decide the memory of serving it."""
+"""Read the sizes that decide the memory of serving a language model."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from planner.jobs import Job, Precision
 
 
 class ServedModel(Struct, frozen=True):
-    """The sizes of a causal language model that decide the memory of serving it."""
+    """The sizes that decide the memory of serving a causal language model."""
 
     name: str
     weight_bytes: int
@@ -38,9 +38,10 @@ class ServedModel(Struct, frozen=True):
 
 
 def served_model(job: Job) -> ServedModel:
-    """Return the `ServedModel` of a job's model, with weights and cache in half precision.
+    """Return the `ServedModel` of a job's model.
 
-    Raises ModelError if the model is no decoder of transformers, or if its configuration lacks needed values.
+    Weights and cache are in half precision. Raises ModelError if the model is no decoder of transformers, or
+    if its configuration lacks needed values.
     """
     model: Any = build_model(job)
     config = getattr(model, "config", None)
@@ -94,7 +95,10 @@ def served_model(job: Job) -> ServedModel:
 
 
 def _intermediate(text: Any) -> int:
-    """Return the larger of the widths of a layer's MLP and state, or the total width of a token's experts."""
+    """Return the largest width inside a layer.
+
+    It is the width of the MLP or the state, or the total width of a token's experts.
+    """
     dense = getattr(text, "intermediate_size", None) or getattr(text, "ffn_dim", None) or 4 * text.hidden_size
     dense = max(dense, state_width(text))
     chosen = getattr(text, "num_experts_per_tok", None)

@@ -1,8 +1,9 @@
-"""Compute the fixed-size states that Mamba-like layers keep for a sequence in place of keys and values.
+"""Compute the sizes of the states that Mamba-like layers keep.
 
-A state consists of the last inputs of a convolution, and the numbers that a scan or a delta rule carries on;
-shapes follow vllm/model_executor/layers/mamba/mamba_utils.py. Both have the type of the model unless its
-configuration names another type for the latter.
+A state replaces the keys and values of a sequence, and has a fixed size. A state consists of the last inputs
+of a convolution, and the numbers that a scan or a delta rule carries on; shapes follow
+vllm/model_executor/layers/mamba/mamba_utils.py. Both have the type of the model unless its configuration
+names another type for the latter.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ _WIDE = {"float32": 4}  # bytes of an element, by the type that a configuration 
 
 
 def kinds_of_layers(text: Any) -> list[str]:
-    """Return the type of each layer of a decoder, such as "mamba", from its configuration `text`."""
+    """Return the type of each layer of a decoder, such as "mamba". `text` is the decoder's configuration."""
     if text.model_type in _ALL:
         return ["mamba"] * int(text.num_hidden_layers)
     kinds = getattr(text, "layers_block_type", None) or getattr(text, "layer_types", None)
@@ -24,12 +25,12 @@ def kinds_of_layers(text: Any) -> list[str]:
 
 
 def keeps_keys(kind: str) -> bool:
-    """Return whether a layer of this kind keeps keys and values; Zamba2's hybrid layers also keep a state."""
+    """Return whether a layer of this kind keeps keys and values. Zamba2's hybrid layers also keep a state."""
     return kind == "hybrid" or not any(word in kind for word in _LINEAR)
 
 
 def states_of(text: Any, item_bytes: int) -> tuple[int, int]:
-    """Return the number of layers with a state, and the bytes of one layer's state, 0 if unknown."""
+    """Return the number of layers with a state, and one state's bytes. The bytes are 0 if unknown."""
     kinds = kinds_of_layers(text)
     is_each = text.model_type in (*_BOTH, *_ALL)
     layers = len(kinds) if is_each else sum(not keeps_keys(one) for one in kinds)
@@ -42,7 +43,7 @@ def states_of(text: Any, item_bytes: int) -> tuple[int, int]:
 
 
 def state_width(text: Any) -> int:
-    """Return the width of the layers with a state, or 0 if it is unknown."""
+    """Return the width of the layers with a state, or 0 if unknown."""
     for name in ("mamba_d_ssm", "intermediate_size" if text.model_type in ("mamba", "falcon_mamba") else ""):
         if name and getattr(text, name, None):
             return int(getattr(text, name))
@@ -51,18 +52,20 @@ def state_width(text: Any) -> int:
 
 
 def _scan(text: Any, state: str, kernel: str) -> tuple[int, int]:
-    """Return the sizes of Mamba's convolution and recurrent states, in elements.
+    """Return the sizes of Mamba's convolution and recurrent states.
 
-    `state` and `kernel` name the attributes of the state's size and the convolution's width.
+    Sizes are in elements. `state` and `kernel` name the attributes of the state's size and the convolution's
+    width.
     """
     width = state_width(text)
     return (getattr(text, kernel) - 1) * width, width * getattr(text, state)
 
 
 def _heads(text: Any, groups: str, heads: str, head: str, state: str, kernel: str) -> tuple[int, int]:
-    """Return the sizes of Mamba 2's convolution and recurrent states, in elements.
+    """Return the sizes of Mamba 2's convolution and recurrent states.
 
-    The convolution also takes the inputs that groups of heads share. The strings name attributes of `text`.
+    Sizes are in elements. The convolution also takes the inputs that groups of heads share. The strings name
+    attributes of `text`.
     """
     numbers = [getattr(text, name) for name in (groups, heads, head, state, kernel)]
     shared, count, size, carried, taps = numbers
@@ -70,7 +73,7 @@ def _heads(text: Any, groups: str, heads: str, head: str, state: str, kernel: st
 
 
 def _delta(text: Any) -> tuple[int, int]:
-    """Return the sizes of a gated delta net's convolution and recurrent states, in elements."""
+    """Return the sizes of a gated delta net's convolution and recurrent states. Sizes are in elements."""
     keys = text.linear_num_key_heads * text.linear_key_head_dim
     values = text.linear_num_value_heads * text.linear_value_head_dim
     return (text.linear_conv_kernel_dim - 1) * (2 * keys + values), values * text.linear_key_head_dim

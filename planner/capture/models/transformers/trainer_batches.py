@@ -1,4 +1,7 @@
-"""Make batches for a Trainer of transformers or TRL: copies of its longest sample, by its own collator."""
+"""Make batches for a Trainer of transformers or TRL.
+
+They are copies of its longest sample, made by its own collator.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
@@ -15,10 +18,11 @@ _DEEPEST = 4  # nested lists are measured to this depth
 
 
 def longest_sample(trainer: Any, dataset: Any, what: str, name: str) -> tuple[Any, Any]:
-    """Return two batches that the trainer's collator makes: one and two copies of the longest sample.
+    """Return a batch of one longest sample and a batch of two copies of it.
 
-    The sample is the longest of the dataset's first `MOST_SAMPLES`. `what` is the dataset's attribute and
-    `name` is the job's name, for messages. Raises ModelError if there is no sample.
+    The trainer's collator makes both batches. The sample is the longest of the dataset's first
+    `MOST_SAMPLES`. `what` is the dataset's attribute and `name` is the job's name, for messages. Raises
+    ModelError if there is no sample.
     """
     if dataset is None:
         raise ModelError(f"{name}: its trainer has no {what}; give it one with a sample")
@@ -30,9 +34,10 @@ def longest_sample(trainer: Any, dataset: Any, what: str, name: str) -> tuple[An
 
 
 def first_samples(dataset: Any) -> Iterator[Any]:
-    """Return an iterator over the first `MOST_SAMPLES` samples of a dataset.
+    """Return an iterator over the first samples of a dataset.
 
-    Samples are read by index if the dataset has indices and a length, else streamed, as DataLoader does.
+    It yields at most `MOST_SAMPLES` samples. Samples are read by index if the dataset has indices and a
+    length, else streamed, as DataLoader does.
     """
     has_index = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
     if isinstance(dataset, IterableDataset) or not has_index:
@@ -41,7 +46,10 @@ def first_samples(dataset: Any) -> Iterator[Any]:
 
 
 def _length(sample: Any) -> tuple[int, int]:
-    """Return a sort key of a sample: the count of its numbers, then the count of its characters."""
+    """Return the sort key of a sample's length.
+
+    It is the count of its numbers, then the count of its characters.
+    """
     return _count(sample, _numbers), _count(sample, lambda leaf: len(leaf) if isinstance(leaf, str) else 0)
 
 
@@ -57,7 +65,10 @@ def _count(value: Any, measure: Callable[[Any], int], depth: int = 0) -> int:
 
 
 def _numbers(value: Any) -> int:
-    """Return the elements of a tensor or array, the pixels of an image, 1 for a number, or 0 otherwise."""
+    """Return how many numbers a value holds.
+
+    A tensor or array has its elements, an image its pixels, a number 1, anything else 0.
+    """
     for name in ("shape", "size"):  # `shape` of tensors and arrays, `size` of PIL's images
         dims = getattr(value, name, None)
         if isinstance(dims, tuple) and all(isinstance(one, int) for one in dims):
@@ -66,7 +77,7 @@ def _numbers(value: Any) -> int:
 
 
 def tensors_of(batch: Any) -> Iterator[Tensor]:
-    """Yield the tensors in a batch of nested mappings, lists and tuples."""
+    """Yield the tensors in a nested batch. Mappings, lists and tuples are searched."""
     if isinstance(batch, Tensor):
         yield batch
     elif isinstance(batch, Mapping | list | tuple):
@@ -75,12 +86,15 @@ def tensors_of(batch: Any) -> Iterator[Tensor]:
 
 
 class Batches:
-    """A data loader whose batches are copies of one sample, on the GPU as batches of accelerate's loader."""
+    """A data loader whose batches are copies of one sample.
+
+    Batches are on the GPU, as from accelerate's loader.
+    """
 
     def __init__(self, trainer: Any, samples: tuple[Any, Any], batch: int, length: int, count: int) -> None:
-        """Make a loader that yields `count` batches of `batch` samples but reports the length `length`.
+        """Set up a loader of `count` batches of `batch` samples.
 
-        `samples` are the two batches of `longest_sample`.
+        The loader reports the length `length`. `samples` are the two batches of `longest_sample`.
         """
         self.dataset = range(batch * length)
         self.batch_size = batch
@@ -98,11 +112,11 @@ class Batches:
 
 
 def _repeated(one: Any, two: Any, batch: int) -> Any:
-    """Return the collator's output for `batch` equal samples, given its outputs for one and for two.
+    """Return the collator's output for `batch` equal samples.
 
-    Dimensions of tensors, and lists, whose sizes differ between the two outputs grow with the batch. Each of
-    their rows is repeated `batch` times in a row, since TRL's batches hold all chosen texts before all
-    rejected texts.
+    `one` and `two` are its outputs for one and for two samples. Dimensions of tensors, and lists, whose sizes
+    differ between the two outputs grow with the batch. Each of their rows is repeated `batch` times in a row,
+    since TRL's batches hold all chosen texts before all rejected texts.
     """
     if isinstance(two, Mapping):
         return {name: _repeated(one[name], value, batch) for name, value in two.items()}

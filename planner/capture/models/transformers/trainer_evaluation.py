@@ -1,11 +1,11 @@
-"""Evaluate a Trainer of transformers or TRL by its own `evaluate`, between two of its steps.
+"""Evaluate a Trainer of transformers or TRL by its own `evaluate`.
 
-The batches are copies of the longest sample of its evaluation data, as many samples each as
-`per_device_eval_batch_size` says. Losses, predictions and labels are gathered as the loop gathers them, which
-keeps them on the GPU until `eval_accumulation_steps` or the end. The first batches run, since each of them
-finds the gaps between blocks that the growing results before it have left; for the other batches only the
-results are made and gathered, between the runs. Texts are generated to their full length. Facts from
-transformers 5.23.
+The evaluation runs between two training steps. The batches are copies of the longest sample of its evaluation
+data, as many samples each as `per_device_eval_batch_size` says. Losses, predictions and labels are gathered
+as the loop gathers them, which keeps them on the GPU until `eval_accumulation_steps` or the end. The first
+batches run, since each of them finds the gaps between blocks that the growing results before it have left;
+for the other batches only the results are made and gathered, between the runs. Texts are generated to their
+full length. Facts from transformers 5.23.
 """
 
 import sys
@@ -34,7 +34,7 @@ _GENERATION_NOTES = (
 
 
 def evaluated_steps(arguments: Any, steps: int) -> dict[int, str]:
-    """Return the numbers of the steps after which a trainer evaluates in a plan, with words for them."""
+    """Return the steps after which a trainer evaluates in a plan. The values are words for the steps."""
     strategy = str(getattr(arguments.eval_strategy, "value", arguments.eval_strategy))
     found = {0: "before the first step"} if arguments.eval_on_start else {}
     if strategy != "no":
@@ -43,7 +43,7 @@ def evaluated_steps(arguments: Any, steps: int) -> dict[int, str]:
 
 
 class Evaluation:
-    """The evaluation of one trainer; after `run`, `notes` say which part of it is planned."""
+    """The evaluation of one trainer. After `run`, `notes` tell which part of it is planned."""
 
     def __init__(self, trainer: Any, name: str) -> None:
         self._trainer, self._name = trainer, name
@@ -71,7 +71,10 @@ class Evaluation:
                 self._leave_out(error)
 
     def _leave_out(self, error: Exception) -> None:
-        """Note that an evaluation failed, or raise the error."""
+        """Note that an evaluation failed, or raise the error.
+
+        Errors about reads of values are raised, and a PlannerError if the trainer has evaluation data.
+        """
         has_data = self._trainer.eval_dataset is not None
         if isinstance(error, PlannerError) and has_data or reads_values(error):
             raise error
@@ -82,9 +85,10 @@ class Evaluation:
         self.notes = tuple(dict.fromkeys((*self.notes, text)))
 
     def _load(self, eval_dataset: Any = None) -> "_EvaluationBatches | Exception":
-        """Return the batches of an evaluation dataset, given as itself, by its name, or by None.
+        """Return the batches of an evaluation dataset.
 
-        If a dataset has no batches, the error is returned, so that other datasets are evaluated.
+        The argument is the dataset, its name, or None for the trainer's dataset. If a dataset has no batches,
+        the error is returned, so that other datasets are evaluated.
         """
         trainer = self._trainer
         if isinstance(eval_dataset, str):
@@ -96,9 +100,9 @@ class Evaluation:
             return error
 
     def _gathering_all(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `evaluation_loop` that runs the first batches and gathers the results of all batches.
+        """Return a version of `evaluation_loop` that gathers the results of all batches.
 
-        An error of one dataset does not stop the evaluation of others.
+        Only the first batches run. An error of one dataset does not stop the evaluation of others.
         """
 
         def loop(batches: _EvaluationBatches | Exception, *args: Any, **kwargs: Any) -> Any:
@@ -120,7 +124,10 @@ class Evaluation:
         return loop
 
     def _calling_back(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `on_evaluate` of callbacks, whose errors become a note, since no scores are computed."""
+        """Return a version of callbacks' `on_evaluate` whose errors become notes.
+
+        Callbacks may fail, since no scores are computed.
+        """
 
         def call(args: Any, state: Any, control: Any, metrics: Any) -> Any:
             try:
@@ -134,7 +141,10 @@ class Evaluation:
         return call
 
     def _metrics(self) -> Any:
-        """Return a stand-in for `compute_metrics` that computes nothing, or None if the trainer has none."""
+        """Return a stand-in for `compute_metrics`, or None if the trainer has none.
+
+        The stand-in computes nothing.
+        """
         return None if self._trainer.compute_metrics is None else lambda *given, **named: {}
 
     def _description(self, batches: "_EvaluationBatches") -> str:
@@ -151,7 +161,7 @@ class Evaluation:
 
 
 class _EvaluationBatches(Batches):
-    """The data loader of an evaluation dataset, which yields the batches that run."""
+    """The data loader of an evaluation dataset. It yields only the batches that run."""
 
     def __init__(self, trainer: Any, dataset: Any, name: str) -> None:
         arguments = trainer.args
@@ -217,7 +227,7 @@ def _gathering(more: int, run: int) -> Iterator[None]:
 
 
 def _repeated(tensors: Any, count: int) -> Any:
-    """Return a copy of a batch's results in new blocks, repeated for `count` batches."""
+    """Return copies of a batch's results for `count` batches. The copies are in new blocks."""
     if isinstance(tensors, Tensor):
         return tensors.clone() if count == 1 else tensors.repeat_interleave(count, 0)
     if isinstance(tensors, Mapping):

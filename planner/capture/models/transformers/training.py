@@ -1,4 +1,4 @@
-"""Derive the optimizer, the changes to the model and the loss that transformers' Trainer would use.
+"""Derive the optimizer, model changes and loss of transformers' Trainer.
 
 All settings are read from `TrainingArguments`, and the installed version's functions apply them.
 """
@@ -48,12 +48,12 @@ def optimizer_of(arguments: Any, model: nn.Module) -> LiveOptimizer:
 
 
 def optimizer_name_of(arguments: Any) -> Optimizer | str:
-    """Return the optimizer that the Trainer would make, as a job names optimizers."""
+    """Return a job's name for the Trainer's optimizer."""
     return name_of_optimizer(*_class_of(arguments, None))
 
 
 def _class_of(arguments: Any, model: nn.Module | None) -> tuple[type[optim.Optimizer], dict[str, Any]]:
-    """Return the class of the Trainer's optimizer and its keyword arguments.
+    """Return the class and the keyword arguments of the Trainer's optimizer.
 
     Raises UsageError for an optimizer that is not installed or not planned.
     """
@@ -80,7 +80,10 @@ def _keep_embeddings_in_32_bits(model: nn.Module) -> None:
 
 
 def prepare_for_training(arguments: Any, model: nn.Module) -> None:
-    """Change a model as `Trainer.train` does: set `use_cache`, activation checkpointing and NEFTune noise."""
+    """Change a model as `Trainer.train` does.
+
+    It sets `use_cache`, activation checkpointing and NEFTune noise.
+    """
     if getattr(model, "config", None) is not None and hasattr(model.config, "use_cache"):
         model.config.use_cache = getattr(arguments, "use_cache", False)
     checkpoints = getattr(arguments, "activation_checkpointing", None) or arguments.gradient_checkpointing
@@ -107,7 +110,10 @@ def _checkpoint(arguments: Any, model: Any) -> None:
 
 
 def loss_step(arguments: Any) -> Step:
-    """Return a step that computes the loss as `Trainer.compute_loss` and drops the model's output."""
+    """Return a step that computes the loss as `Trainer.compute_loss` does.
+
+    The step drops the model's output.
+    """
     shards = arguments.deepspeed or arguments.fsdp  # DeepSpeed's engine or FSDP2's policy casts instead
     autocasts = bool(arguments.fp16 or arguments.bf16) and not shards
     if arguments.label_smoothing_factor:
@@ -130,7 +136,7 @@ def loss_step(arguments: Any) -> Step:
 
 
 def in_float32(outputs: Any) -> Any:
-    """Return a model's outputs in float32, as accelerate converts them if it autocasts the forward pass."""
+    """Return a model's outputs in float32. accelerate converts them so if it autocasts the forward pass."""
     from accelerate.utils import convert_to_fp32
 
     return convert_to_fp32(outputs)

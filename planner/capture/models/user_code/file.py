@@ -1,4 +1,4 @@
-"""Run a user's file (FILE.py:NAME), and return the constructor, step or other value that NAME refers to."""
+"""Run a user's file, and return the value that FILE.py:NAME refers to."""
 
 import importlib.util
 import inspect
@@ -32,7 +32,7 @@ from planner.jobs import shown, split_model
 
 
 def find_in_file(name: str) -> Callable[..., object]:
-    """Return a constructor of the model FILE.py:NAME; NAME is a class, a function or a model itself."""
+    """Return a constructor of the model FILE.py:NAME. NAME is a class, a function or a model itself."""
     model, call = open_file(name, "model")
 
     def construct(**arguments: Any) -> object:
@@ -46,9 +46,10 @@ def find_in_file(name: str) -> Callable[..., object]:
 
 
 def find_step_in_file(name: str) -> Callable[..., object]:
-    """Return a constructor for the training step FILE.py:NAME; each call runs the file again.
+    """Return a constructor of the training step FILE.py:NAME.
 
-    Models and optimizers may be globals of the file, and each capture starts with new models and optimizers.
+    Each call runs the file again. Models and optimizers may be globals of the file, and each capture starts
+    with new models and optimizers.
     """
 
     prepare_torchao(Path(name.rpartition(":")[0]))
@@ -76,7 +77,7 @@ def find_step_in_file(name: str) -> Callable[..., object]:
 
 
 def _owner_of_method(name: str, value: object) -> tuple[type | None, str]:
-    """Return the class and the method's name if `value` is the method FILE.py:CLASS.METHOD.
+    """Return the class and the name of a method FILE.py:CLASS.METHOD.
 
     The class is None if `value` is no method, or is a static method or a class method.
     """
@@ -88,11 +89,11 @@ def _owner_of_method(name: str, value: object) -> tuple[type | None, str]:
 
 
 def open_file(name: str, what: str) -> tuple[Any, Callable[..., object]]:
-    """Run a file given as FILE.py:NAME; return the value of NAME and a function that calls the file's code.
+    """Run a user's file, and return the value of NAME in FILE.py:NAME.
 
-    That function takes a callable and its arguments, and applies the changes that the file made to the
-    process. `what` names the value's kind in messages. Raises UsageError if the file or NAME does not exist,
-    ModelError if the file fails.
+    Also returns a function that calls the file's code. That function takes a callable and its arguments, and
+    applies the changes that the file made to the process. `what` names the value's kind in messages. Raises
+    UsageError if the file or NAME does not exist, ModelError if the file fails.
     """
     path = _path_of(name, what)
     prepare_torchvision()
@@ -107,7 +108,7 @@ def open_file(name: str, what: str) -> tuple[Any, Callable[..., object]]:
 
 
 def open_beside_model(name: str, what: str, model: str) -> tuple[Any, Callable[..., object]]:
-    """Return the same as `open_file`, but do not run the file of the built model a second time.
+    """Return the same as `open_file`, without running the model's file again.
 
     A second run would define new classes, which differ from the classes of the model.
     """
@@ -148,10 +149,11 @@ def _module_name(path: Path) -> str:
 
 
 def _run_file(path: Path) -> tuple[ModuleType, Callable[[], None]]:
-    """Import a file; return its module and a function that repeats the file's changes to the process state.
+    """Import a file and return its module.
 
-    The module's name is unique. The file's folder is importable, and its command line has no arguments. The
-    process state is restored afterwards. Raises ModelError if the file fails.
+    Also returns a function that repeats the file's changes to the process state. The module's name is unique.
+    The file's folder is importable, and its command line has no arguments. The process state is restored
+    afterwards. Raises ModelError if the file fails.
     """
     prepare_torchao(path)
     name = _module_name(path)

@@ -1,8 +1,8 @@
-"""Import the modules in a user's file's folder, as Python does when the file is run as a script.
+"""Import the modules in the folder of a user's file.
 
-A script can import a `utils.py` from its folder. Two folders may each have a `utils.py`, or an installed
-package may have this name, but a process has only one module of a name. So modules from one folder are
-removed from `sys.modules` while modules of another folder are imported.
+Python does so if the file is run as a script. A script can import a `utils.py` from its folder. Two folders
+may each have a `utils.py`, or an installed package may have this name, but a process has only one module of a
+name. So modules from one folder are removed from `sys.modules` while modules of another folder are imported.
 """
 
 import sys
@@ -45,7 +45,10 @@ def _exchange(folder: Path) -> None:
 
 
 def _folder_of(module: ModuleType) -> Path | None:
-    """Return the folder that contains a top-level module or package, or None for a built-in module."""
+    """Return the folder of a top-level module, or None for a built-in module.
+
+    For a package, it is the folder that contains the package.
+    """
     packages = list(getattr(module, "__path__", ()))
     place = packages[0] if packages else getattr(module, "__file__", None)
     return Path(place).parent if place else None

@@ -1,9 +1,9 @@
-"""Wrap a training step that a user wrote (FILE.py:NAME) in a module that holds the step's models.
+"""Wrap a user's training step (FILE.py:NAME) in a module.
 
-NAME is a class or a function that returns an object with a method `step` or returns a function; otherwise
-NAME is the step itself, whose models and optimizers are globals of its file. Models and optimizers of a step
-are found by following its attributes, containers, closures and globals, so that parameters are recorded with
-their modules' names.
+The module holds the models of the step. NAME is a class or a function that returns an object with a method
+`step` or returns a function; otherwise NAME is the step itself, whose models and optimizers are globals of
+its file. Models and optimizers of a step are found by following its attributes, containers, closures and
+globals, so that parameters are recorded with their modules' names.
 """
 
 import ast
@@ -29,7 +29,7 @@ _PLAIN = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleT
 
 
 class StepModule(nn.Module):
-    """A module that holds the models and optimizers of a training step; a call runs the step on a batch."""
+    """A module that runs a user's training step. It holds the step's models and optimizers."""
 
     words_for_root = "its step"  # this module's name in messages about operators outside of all submodules
 
@@ -57,11 +57,11 @@ class StepModule(nn.Module):
         self.optimizers = WeakValueDictionary({id(one): one for one in found.optimizers})
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any) -> Any:
-        """Call the step on a batch of a data loader, and return its result."""
+        """Call the step on a batch as from a data loader, and return its result."""
         return self._step(*self._arguments(args, kwargs, target))
 
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any) -> list[Any]:
-        """Return the positional arguments with which a script would call the step on this batch.
+        """Return the arguments with which a script would call the step on a batch.
 
         A step of one argument gets the whole batch: a tensor, a list of tensors as `default_collate` makes
         it, or a dict if the tensors have names. A step of several arguments gets the tensors in order, or by
@@ -92,7 +92,7 @@ class StepModule(nn.Module):
 
 
 def make_step(made: object, name: str) -> nn.Module:
-    """Wrap an object with a method `step`, or a function, in a `StepModule`.
+    """Return a `StepModule` of a function or of an object with a method `step`.
 
     A `StepModule` is returned itself. Raises ModelError for optimizers and other values.
     """
@@ -110,16 +110,16 @@ def make_step(made: object, name: str) -> nn.Module:
 
 
 def modules_held_by(value: object) -> list[nn.Module]:
-    """Return the modules that an object holds, except modules inside another held module."""
+    """Return the outermost modules that an object holds."""
     found = _Holdings()
     found.follow(value, "")
     return [*found.outermost().values()]
 
 
 def needs_arguments(function: object, given: dict[str, Any]) -> bool:
-    """Return whether a function has required arguments, such as a step's batch, that are not in `given`.
+    """Return whether a function requires arguments that are not in `given`.
 
-    False for a value that is not a Python function, such as a class.
+    A step's batch is such an argument. False for a value that is not a Python function, such as a class.
     """
     if not inspect.isfunction(function):
         return False
@@ -131,9 +131,10 @@ def needs_arguments(function: object, given: dict[str, Any]) -> bool:
 
 
 def unpacks_one(step: Callable[..., Any], name: str) -> bool:
-    """Return whether a step's code unpacks the argument `name` into one variable, as in `(images,) = batch`.
+    """Return whether a step's code unpacks an argument into one variable.
 
-    A loader over a `TensorDataset` of one tensor yields such batches. False if the source is not available.
+    An example is `(images,) = batch`; `name` is the argument. A loader over a `TensorDataset` of one tensor
+    yields such batches. False if the source is not available.
     """
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(step)))
@@ -156,7 +157,7 @@ def _argument_names(step: Callable[..., Any]) -> list[str]:
 
 
 class _Holdings:
-    """The modules, tensors and optimizers in the values that `follow` has searched, in the order found."""
+    """The modules, tensors and optimizers that a search has found, in order. `follow` searches a value."""
 
     def __init__(self) -> None:
         self.modules: dict[str, nn.Module] = {}
@@ -166,12 +167,15 @@ class _Holdings:
         self._own = {id(vars(module)): module for module in modules_of_users()}
 
     def outermost(self) -> dict[str, nn.Module]:
-        """Return the found modules that are not inside another found module, keyed by name."""
+        """Return the found modules outside of other found modules, by name."""
         inner = {id(one) for module in self.modules.values() for one in [*module.modules()][1:]}
         return {key: module for key, module in self.modules.items() if id(module) not in inner}
 
     def follow(self, value: Any, name: str) -> None:
-        """Collect the modules, tensors and optimizers in a value; `name` is the attribute that holds it."""
+        """Collect the modules, tensors and optimizers in a value.
+
+        `name` is the attribute that holds the value.
+        """
         if isinstance(value, _PLAIN) or id(value) in self._seen or len(self._seen) > _MOST_VALUES:
             return
         self._seen[id(value)] = value
@@ -221,10 +225,10 @@ class _Holdings:
                     yield key, inner
 
     def _held_by_function(self, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-        """Yield (name, value) pairs of a function's closure variables and of the globals that its code names.
+        """Yield a function's closure variables and globals as (name, value) pairs.
 
-        Globals are yielded only if the function is in a user's file. The first pair is ("", the function that
-        it wraps, or None).
+        Only globals that the code names are yielded. Globals are yielded only if the function is in a user's
+        file. The first pair is ("", the function that it wraps, or None).
         """
         yield "", getattr(function, "__wrapped__", None)
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
@@ -240,9 +244,10 @@ class _Holdings:
 
 
 def _methods_of(value: object) -> Iterator[tuple[str, Any]]:
-    """Yield ("", function) for each method and property getter of a value's classes that no library defines.
+    """Yield the methods of a value's classes that no library defines.
 
-    They are searched because their code may name globals.
+    The items are ("", function), property getters included. They are searched because their code may name
+    globals.
     """
     for kind in type(value).__mro__:
         if not _is_of_library(kind):
@@ -260,13 +265,16 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
 
 
 def _is_of_tensors(value: object) -> bool:
-    """Return whether a value is a non-empty list or dict of tensors, such as averages of parameters."""
+    """Return whether a value is a non-empty list or dict of tensors. An example is averages of parameters."""
     if isinstance(value, dict):
         return _is_of_tensors(list(value.values()))
     return isinstance(value, list) and bool(value) and all(isinstance(one, Tensor) for one in value)
 
 
 def _is_of_library(kind: type) -> bool:
-    """Return whether a class is from the standard library or an installed package, or has no file."""
+    """Return whether a class belongs to the standard library or an installed package.
+
+    A class without a file counts too.
+    """
     file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
     return not file or file.startswith(_STANDARD) or "site-packages" in file or "dist-packages" in file

@@ -8,22 +8,18 @@ file), it counts as a model; `--mode` overrides the kind.
 
 import ast
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from enum import Enum, auto
 from functools import cached_property
-from itertools import product
 from pathlib import Path
 
-from planner._support.bounded_read import LARGEST_CODE_BYTES, read_bytes
 from planner.errors import UsageError
+from planner.jobs.imported_code import ImportedCode, classes_of, last_name, parse_file
 from planner.jobs.parse import nearest, shown
 
 _LIBRARIES = ("transformers", "trl")  # libraries whose Trainers run the training
 _MODELS = re.compile(r"For[A-Z]|LMHead|AutoModel|Model$")  # found in names of transformers' model classes
-_MOST_FILES = 50  # the most of the user's files that are read for base classes
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-
 # Common names of methods that train on one batch.
 _STEP_NAMES = (
     "train_step",
@@ -53,7 +49,7 @@ def kind_of_code(name: str, given: Collection[str] = ()) -> CodeKind:
     Raises UsageError for a function that needs no arguments and returns nothing.
     """
     path = Path(name.rpartition(":")[0])
-    tree = _parse(path)
+    tree = parse_file(path)
     if tree is None:
         return CodeKind.MODEL  # running it reports the problem
     return _File(tree, path.parent).kind_of(name.rpartition(":")[2], given, name)
@@ -68,87 +64,23 @@ def check_code(name: str) -> None:
     file, _, attribute = name.rpartition(":")
     if not Path(file).is_file():
         raise UsageError(f"{name}: there is no file {shown(file)}; check the path")
-    tree = _parse(Path(file))
+    tree = parse_file(Path(file))
     if tree is not None:
         _File(tree, Path(file).parent).check(attribute, name)
 
 
-def _parse(path: Path) -> ast.Module | None:
-    try:
-        return ast.parse(read_bytes(path, LARGEST_CODE_BYTES))
-    except (OSError, SyntaxError, ValueError):
-        return None
-
-
-def _classes_of(tree: ast.Module) -> dict[str, ast.ClassDef]:
-    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-
-
-class _Imported:
-    """The classes of the user's other files that a file imports, directly or indirectly.
-
-    Files are searched in `folders`; files of installed packages are not read.
-    """
-
-    def __init__(self, tree: ast.Module, folders: Sequence[Path]) -> None:
-        self.classes: dict[str, ast.ClassDef] = {}  # by name
-        self.modules: set[str] = set()  # names by which a file refers to another file
-        waiting, known = [tree], set[Path]()
-        while waiting and len(known) < _MOST_FILES:
-            importing = waiting.pop()
-            for path, name in _imported_files(importing, folders):
-                self.modules.add(name)
-                inner = None if path in known else _parse(path)
-                known.add(path)
-                if inner is not None:
-                    self.classes = {**_classes_of(inner), **self.classes}
-                    waiting.append(inner)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom):
-                renamed = {
-                    one.asname: self.classes[one.name] for one in node.names if one.name in self.classes
-                }
-                self.classes |= {name: made for name, made in renamed.items() if name}
-
-    def base(self, expression: ast.expr) -> ast.ClassDef | None:
-        """Return the class that a base of a class names, or None if the imported files do not define it."""
-        root = expression
-        while isinstance(root, ast.Attribute):
-            root = root.value
-        if root is not expression and _last_name(root) not in self.modules:
-            return None
-        return self.classes.get(_last_name(expression))
-
-
-def _imported_files(tree: ast.Module, folders: Sequence[Path]) -> Iterator[tuple[Path, str]]:
-    """Yield the existing files in `folders` that a file imports at its top level, with their local names."""
-    for node in tree.body:
-        if isinstance(node, ast.Import):
-            modules = [(one.name, (one.asname or one.name).partition(".")[0]) for one in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            module = node.module or ""
-            inner = [(f"{module}.{one.name}".strip("."), one.asname or one.name) for one in node.names]
-            modules = [(module, ""), *inner]
-        else:
-            continue
-        for folder, (module, name) in product(folders, modules):
-            stem = folder.joinpath(*module.split("."))
-            paths = (stem.with_suffix(".py"), stem / "__init__.py") if module else ()
-            yield from ((path, name) for path in paths if path.is_file())
-
-
 class _File:
     def __init__(self, tree: ast.Module, folder: Path) -> None:
-        self._classes = _classes_of(tree)
+        self._classes = classes_of(tree)
         self._functions = {node.name: node for node in tree.body if isinstance(node, _Function)}
         self._imported = dict(_imported_from_libraries(tree))
         self._names = set(_names_of(tree))
         self._tree, self._folder = tree, folder
 
     @cached_property
-    def _elsewhere(self) -> _Imported:
+    def _elsewhere(self) -> ImportedCode:
         """Return the classes of the user's other files that the file imports, directly or indirectly."""
-        return _Imported(self._tree, list(dict.fromkeys((self._folder, Path()))))
+        return ImportedCode(self._tree, list(dict.fromkeys((self._folder, Path()))))
 
     def _name_in_library(self, name: str) -> str:
         """Return the name in transformers or TRL of an object that the file uses, or "" for other objects.
@@ -184,7 +116,7 @@ class _File:
 
         Raises UsageError for a method of an object that trains.
         """
-        values = [value for targets, value in _assigned(self._tree) if name in map(_last_name, targets)]
+        values = [value for targets, value in _assigned(self._tree.body) if name in map(last_name, targets)]
         kind = self._kind_of_call(values[-1], ()) if values else CodeKind.MODEL
         if not method:
             return kind
@@ -226,13 +158,13 @@ class _File:
         method = self._methods(node).get(name)
         if method is None or not _required(method, ("self",)):
             return CodeKind.MODEL
-        made = {_last_name(one) for one in method.decorator_list} & {"classmethod", "staticmethod"}
+        made = {last_name(one) for one in method.decorator_list} & {"classmethod", "staticmethod"}
         return CodeKind.MODEL if made else CodeKind.STEP
 
     def _kind_of_class(self, node: ast.ClassDef) -> CodeKind:
         family = list(self._family(node))
         methods = self._methods(node)
-        bases = {_last_name(base) for each in family for base in each.bases}
+        bases = {last_name(base) for each in family for base in each.bases}
         if "LightningModule" in bases or {"training_step", "configure_optimizers"} <= methods.keys():
             return CodeKind.STEP if any(map(_is_manual, family)) else CodeKind.LIGHTNING
         step = methods.get("step")
@@ -242,7 +174,7 @@ class _File:
     def _family(self, node: ast.ClassDef, heirs: tuple[ast.ClassDef, ...] = ()) -> Iterator[ast.ClassDef]:
         """Yield a class's base classes from the user's files, and the class itself last."""
         for base in node.bases:
-            name = _last_name(base)
+            name = last_name(base)
             inner = self._classes.get(name) if isinstance(base, ast.Name) else None
             if inner in (None, node):  # such as of class Net(other.Net)
                 inner = self._elsewhere.base(base)
@@ -264,14 +196,15 @@ class _File:
         The value may be an instance of a class, a nested function, or the result of another function of the
         file. Adapters of peft do not change the kind.
         """
-        if isinstance(value, ast.Call) and _last_name(value.func) == "get_peft_model" and value.args:
+        if isinstance(value, ast.Call) and last_name(value.func) == "get_peft_model" and value.args:
             return self._kind_of_value(value.args[0], function, callers)
         if isinstance(value, ast.Name):
-            for node in (*ast.walk(function), *self._tree.body):  # of the file: its top level
+            nodes = (*ast.walk(function), *self._tree.body)  # of the file: its top level
+            for node in nodes:
                 if isinstance(node, _Function) and node.name == value.id and node is not function:
                     return CodeKind.STEP if _required(node) else CodeKind.MODEL
-                if isinstance(node, ast.Assign) and any(_last_name(one) == value.id for one in node.targets):
-                    return self._kind_of_call(node.value, (*callers, function.name))
+            values = (one for targets, one in _assigned(nodes) if value.id in map(last_name, targets))
+            value = next(values, value)
         return self._kind_of_call(value, (*callers, function.name))
 
     def _kind_of_call(self, value: ast.expr, callers: tuple[str, ...]) -> CodeKind:
@@ -279,22 +212,22 @@ class _File:
             return CodeKind.STEP if value.args.args else CodeKind.MODEL
         if not isinstance(value, ast.Call):
             return CodeKind.MODEL
-        name = _last_name(value.func)
+        name = last_name(value.func)
         if name in self._functions and name not in callers and isinstance(value.func, ast.Name):
             return self._kind_of_results(self._functions[name], callers)
         made = self._classes.get(name)
         bases = [] if made is None else [base for one in self._family(made) for base in one.bases]
-        if any(self._name_in_library(_last_name(one)).endswith("Trainer") for one in (value.func, *bases)):
+        if any(self._name_in_library(last_name(one)).endswith("Trainer") for one in (value.func, *bases)):
             return CodeKind.STEP
         owner = value.func.value if isinstance(value.func, ast.Attribute) else value.func  # of from_config
-        if any(_MODELS.search(self._name_in_library(one)) for one in (name, _last_name(owner))):
+        if any(_MODELS.search(self._name_in_library(one)) for one in (name, last_name(owner))):
             return CodeKind.TRANSFORMERS
         return CodeKind.MODEL if made is None else self._kind_of_class(made)
 
 
-def _assigned(tree: ast.Module) -> Iterator[tuple[list[ast.expr], ast.expr]]:
-    """Yield the targets and the value of each assignment at a file's top level."""
-    for node in tree.body:
+def _assigned(nodes: Iterable[ast.AST]) -> Iterator[tuple[list[ast.expr], ast.expr]]:
+    """Yield the targets and the value of each assignment among syntax nodes."""
+    for node in nodes:
         if isinstance(node, ast.Assign):
             yield node.targets, node.value
         elif isinstance(node, ast.AnnAssign) and node.value is not None:
@@ -317,7 +250,7 @@ def _imported_from_libraries(tree: ast.Module) -> Iterator[tuple[str, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in _LIBRARIES:
             yield from ((one.asname or one.name, one.name) for one in node.names)
-        elif isinstance(node, ast.Attribute) and _last_name(node.value) in _LIBRARIES:
+        elif isinstance(node, ast.Attribute) and last_name(node.value) in _LIBRARIES:
             yield node.attr, node.attr
 
 
@@ -347,12 +280,6 @@ def _is_manual(node: ast.ClassDef) -> bool:
         isinstance(one, ast.Assign)
         and isinstance(one.value, ast.Constant)
         and one.value.value is False
-        and any(_last_name(target) == "automatic_optimization" for target in one.targets)
+        and any(last_name(target) == "automatic_optimization" for target in one.targets)
         for one in ast.walk(node)
     )
-
-
-def _last_name(node: ast.expr) -> str:
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""

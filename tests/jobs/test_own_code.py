@@ -26,6 +26,10 @@ def weighted():
     trainer = Weighted(net)
     return trainer
 
+def annotated():
+    trainer: Trainer = Weighted(net)
+    return trainer
+
 def named(): return transformers.Trainer(net)
 
 def texts(): return AutoModelForCausalLM.from_config(config)
@@ -120,7 +124,7 @@ def file(tmp_path: Path) -> Path:
         *((name, kind) for name, kind in (("make_inside", CodeKind.STEP), ("make_itself", CodeKind.MODEL))),
         *((name, CodeKind.STEP) for name in ("make_lambda", "Learner.train_step")),
         *((name, CodeKind.MODEL) for name in ("Learner", "Learner.build", "Learner.epoch")),
-        *((name, CodeKind.STEP) for name in ("dpo", "weighted", "named")),
+        *((name, CodeKind.STEP) for name in ("dpo", "weighted", "annotated", "named")),
         *((name, CodeKind.LIGHTNING) for name in ("Lit", "lit")),
         *((name, CodeKind.TRANSFORMERS) for name in ("texts", "adapted")),
         *((name, CodeKind.STEP_FUNCTION) for name in ("train_step", "wide")),

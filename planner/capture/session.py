@@ -43,14 +43,15 @@ def record(
     conv_workspace_query: ConvWorkspaceQuery | None = None,
     memory: CaptureMemory | None = None,
 ) -> Trace:
-    """Return the trace of the job's first steps at this batch size on a GPU of this compute capability.
+    """Return the trace of a job's first steps at one batch size.
 
-    `build` makes the model with meta parameters. `provenance` collects the provenance of blocks, which
-    takes time; `calls` collects calls of operators with workspace rules. `path_of` replaces the capability if
-    another capability decides which operators run. Without `sm_count` the GPU is the largest of its
-    capability; without `conv_workspace_query` convolutions take no workspace. `memory` is shared by captures
-    of the job at several batch sizes. Raises UsageError for an unknown model, and ModelError for a model that
-    cannot be built, does not accept its inputs, or reads values that a run on the CPU cannot give.
+    The trace is of a GPU of compute capability `capability`. `build` makes the model with meta parameters.
+    `provenance` collects the provenance of blocks, which takes time; `calls` collects calls of operators with
+    workspace rules. `path_of` replaces the capability if another capability decides which operators run.
+    Without `sm_count` the GPU is the largest of its capability; without `conv_workspace_query` convolutions
+    take no workspace. `memory` is shared by captures of the job at several batch sizes. Raises UsageError for
+    an unknown model, and ModelError for a model that cannot be built, does not accept its inputs, or reads
+    values that a run on the CPU cannot give.
     """
     target = replace(
         Target.for_capability(capability, sm_count),
@@ -81,7 +82,7 @@ class _Session(Struct, frozen=True):
     loads_to_gpu: bool = False  # whether the user's own step gets batches on the GPU
 
     def run(self, batch: int) -> Trace:
-        """Run other ranks until they have sent the data that the job's rank gets, and capture that rank."""
+        """Return the trace of the job's rank. Other ranks run first if the rank receives data from them."""
 
         def run_rank(rank: int) -> Trace:
             return replace(self, job=self.job.replace(rank=rank))._run_rank(batch)
@@ -89,7 +90,10 @@ class _Session(Struct, frozen=True):
         return self.other_ranks.trace(self.job.sharding.rank, run_rank)
 
     def _run_rank(self, batch: int) -> Trace:
-        """Capture the job; if the user's step does not move batches, start again with batches on the GPU."""
+        """Return the trace of one rank.
+
+        If the user's step does not move batches to the GPU, the capture starts again with batches on the GPU.
+        """
         try:
             return self._run(batch)
         except BatchOnHostError:
@@ -98,7 +102,10 @@ class _Session(Struct, frozen=True):
 
     @preserve_process_state()
     def _run(self, batch: int) -> Trace:
-        """Capture from shapes alone, or with values if this or an earlier capture of the job reads values."""
+        """Capture one rank by shapes alone, or with values if the model reads values.
+
+        A read in an earlier capture of the job counts too.
+        """
         with calling_libraries(self.job):
             check_requirements(self.job)
             job = complete_by_library(self.job)

@@ -1,4 +1,4 @@
-"""List the process-wide settings that a model's code may change, with functions that read and write them.
+"""List the process-wide settings that a model's code may change.
 
 `process_state` saves and restores all of them. Settings that influence a trace have a default; if the
 process has another value, the value is part of a stored trace's key (`changed_settings`).
@@ -95,7 +95,10 @@ def restored_settings() -> tuple[Setting, ...]:
 
 
 def changed_settings() -> dict[str, str]:
-    """Return the repr, by name, of each setting that influences traces and differs from its defaults."""
+    """Return the settings that differ from their defaults, as a dict from name to repr.
+
+    Only settings that influence traces have defaults.
+    """
     values = {one.name: (one.read(), one.defaults) for one in reapplied_settings() if one.defaults}
     return {name: repr(value) for name, (value, defaults) in values.items() if value not in defaults}
 
@@ -105,7 +108,10 @@ _AUTOCAST_OFF = ((False, torch.float16), (False, torch.bfloat16), True)
 
 
 def _settings_of_torch() -> Iterator[Setting]:
-    """Yield a setting for each flag of torch's backends that this version of torch can read and write."""
+    """Yield a setting for each flag of torch's backends.
+
+    Flags that this version of torch cannot read and write are omitted.
+    """
     for name, stem, *defaults in (
         ("flash attention", "sdp_use_flash", True),
         ("memory-efficient attention", "sdp_use_mem_efficient", True),
@@ -136,7 +142,7 @@ _GETTERS = {
 
 
 def _enumerated(kind: str, *names: str) -> list[Any]:
-    """Return the members `names` of the enumeration `torch._C.<kind>`, omitting members that torch lacks."""
+    """Return members of the enumeration `torch._C.<kind>`. Members that torch lacks are omitted."""
     return [
         value for name in names if (value := getattr(getattr(torch._C, kind, None), name, None)) is not None
     ]
@@ -147,7 +153,10 @@ def _spread(write: Callable[..., object]) -> Callable[[Any], object]:
 
 
 def _settings_of_unix() -> Iterator[Setting]:
-    """Yield the settings that only Unix has, in the main thread also signal handlers and timers."""
+    """Yield the settings that only Unix has.
+
+    Signal handlers and timers are yielded only in the main thread.
+    """
     if sys.platform == "win32":
         return
     yield Setting("signal mask", lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ()), _set_signal_mask)
@@ -172,9 +181,10 @@ def _attribute(holder: Any, name: str, of: str, defaults: tuple[Any, ...] = ()) 
 
 
 def _unless_mixed(setting: Setting) -> Setting:
-    """Return a copy of a setting that reads None if torch raises, and ignores writes of None.
+    """Return a copy of a setting that tolerates errors of torch.
 
-    torch raises after a program has set `fp32_precision`, another form of the setting, for a part of torch.
+    The copy reads None if torch raises, and ignores writes of None. torch raises after a program has set
+    `fp32_precision`, another form of the setting, for a part of torch.
     """
 
     def read_or_none() -> Any:
@@ -289,7 +299,7 @@ def _set_gc(state: tuple[bool, tuple[int, int, int]]) -> None:
 
 
 def _umask() -> int:
-    """Return the process's umask, which can only be read by briefly setting another umask."""
+    """Return the process's umask. A read briefly sets another umask."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
@@ -334,7 +344,7 @@ def _armed_timers() -> frozenset[int]:
 
 
 def _disarm_timers(before: frozenset[int]) -> None:
-    """Stop the armed timers that are not in `before`; the caller's own timers continue."""
+    """Stop the armed timers that are not in `before`."""
     for one in _armed_timers() - before:
         signal.setitimer(one, 0)
 

@@ -30,10 +30,10 @@ from planner.program import Category
 
 
 def record_setup(model: nn.Module, job: Job, recorder: Recorder, loaded: dict[int, list[Tensor]]) -> None:
-    """Record the allocations of a model's tensors as it is moved to the GPU, quantized and adapted.
+    """Record the allocations of a model's tensors before the first step.
 
-    `loaded` holds the tensors that each quantized module allocates, by the module's `id`; entries are removed
-    once recorded.
+    The move to the GPU, quantization and adapters allocate memory. `loaded` holds the tensors that each
+    quantized module allocates, by the module's `id`; entries are removed once recorded.
     """
     if loaded:
         _record_model(model, recorder, loaded, lambda tensor: not tensor.requires_grad)
@@ -49,11 +49,11 @@ def _record_model(
     loaded: dict[int, list[Tensor]],
     where: Callable[[Tensor], bool] = lambda tensor: True,
 ) -> None:
-    """Record the move to the GPU of a model's tensors, omitting tensors for which `where` is false.
+    """Record the move of a model's tensors to the GPU.
 
-    Tensors that user code put on the GPU while it built the model are recorded first, in the order
-    of their allocation, including tensors that were freed again. `loaded` holds the tensors that each
-    quantized module allocates during the move, by the module's `id`.
+    Tensors for which `where` is false are omitted. Tensors that user code put on the GPU while it built the
+    model are recorded first, in the order of their allocation, including tensors that were freed again.
+    `loaded` holds the tensors that each quantized module allocates during the move, by the module's `id`.
     """
     log = Replayed(placed_tensors())
     moves: list[tuple[float, Callable[[], None]]] = [
@@ -89,7 +89,10 @@ def _record_loaded(loaded: dict[int, list[Tensor]], module: nn.Module, recorder:
 
 
 def _record_logged(log: Replayed, entry: Entry, recorder: Recorder) -> None:
-    """Record one GPU event, logged while the model was built: an allocation, call, free or emptied cache."""
+    """Record one GPU event that was logged while the model was built.
+
+    The event is an allocation, a call, a free or an emptied cache.
+    """
     match entry:
         case Put():
             recorder.record_tensor(log.bytes_of(entry), Category.TEMPORARY, "to", "")

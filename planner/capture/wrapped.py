@@ -1,7 +1,8 @@
-"""Handle wrapper tensors, which consist of other tensors: DTensors, collectives' results, torchao's weights.
+"""Handle wrapper tensors, which consist of other tensors.
 
-The class of a wrapper names the inner tensors (`__tensor_flatten__`, torch/utils/_python_dispatch.py) and
-calls operators on them itself. Only the inner tensors have memory.
+DTensors, results of collectives and torchao's weights are wrappers. The class of a wrapper names the inner
+tensors (`__tensor_flatten__`, torch/utils/_python_dispatch.py) and calls operators on them itself. Only the
+inner tensors have memory.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,12 +20,18 @@ def is_wrapped(tensor: Any) -> bool:
 
 
 def calls_operators_itself(kind: type) -> bool:
-    """Return whether a class is a tensor wrapper, which calls operators on its inner tensors itself."""
+    """Return whether a class is a wrapper of tensors.
+
+    A wrapper calls operators on its inner tensors itself.
+    """
     return hasattr(kind, "__tensor_flatten__")
 
 
 def parts(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield the tensors with memory inside a wrapper, at any depth, or the tensor itself if it is plain."""
+    """Yield the tensors with memory inside a wrapper, or the tensor itself if it is plain.
+
+    Wrappers may be nested.
+    """
     if not is_wrapped(tensor):
         yield tensor
         return
@@ -35,7 +42,7 @@ def parts(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def with_parts(tensor: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return a wrapper tensor with `change` applied to each of its inner tensors with memory."""
+    """Return a copy of a wrapper with `change` applied to each inner tensor."""
     names, context = tensor.__tensor_flatten__()
     held = {name: getattr(tensor, name) for name in names}
     changed = {name: _changed(one, change) for name, one in held.items()}

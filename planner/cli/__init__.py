@@ -1,9 +1,10 @@
-"""The command `planner`: run a command line, print a report or JSON, and turn errors into exit codes.
+"""The command `planner`.
 
-Exit codes: 0 done; 1 the answer is no; 2 wrong usage; 3 the model cannot be built or traced; 4 a data file is
-broken, or the answer or a file cannot be written; 5 a GPU is needed and there is none; 70 an error of the
-planner itself (EX_SOFTWARE, so that a crash is never mistaken for a no); 130 interrupted; 141 the reader of
-standard output has closed it; 143 ended by SIGTERM.
+It runs a command line, prints a report or JSON, and turns errors into exit codes. Exit codes: 0 done; 1 the
+answer is no; 2 wrong usage; 3 the model cannot be built or traced; 4 a data file is broken, or the answer or
+a file cannot be written; 5 a GPU is needed and there is none; 70 an error of the planner itself (EX_SOFTWARE,
+so that a crash is never mistaken for a no); 130 interrupted; 141 the reader of standard output has closed it;
+143 ended by SIGTERM.
 """
 
 import errno
@@ -43,7 +44,10 @@ def main() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run a command line and return its exit code; print each error as one line, except a closed pipe."""
+    """Run a command line and return its exit code.
+
+    Each error is printed as one line, except a closed pipe.
+    """
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     debug = "--debug" in own  # an option of a command after -- does not count
     try:
@@ -97,7 +101,10 @@ def _ensure_std_streams() -> None:
 
 
 def _stand_in(number: int, way: int) -> TextIO:
-    """Open the null device in mode `way` at descriptor `number`, and return a text stream for it."""
+    """Open the null device at descriptor `number`, and return a text stream for it.
+
+    `way` is the mode in which the device is opened.
+    """
     opened = os.open(os.devnull, way)
     if opened != number:
         os.dup2(opened, number)
@@ -106,12 +113,12 @@ def _stand_in(number: int, way: int) -> TextIO:
 
 
 def _detach_stream(stream: TextIO) -> None:
-    """Redirect a broken stream to the null device, since Python flushes it once more at exit."""
+    """Redirect a broken stream to the null device. Python flushes the stream once more at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _complete() -> bool:
-    """Print completions for the word at the cursor, and return whether the shell's request was answered."""
+    """Print completions for the word at the cursor. Returns whether the shell's request was answered."""
     from planner.cli.completion.shells import answer_shell
 
     reply = answer_shell(os.environ)
@@ -121,7 +128,10 @@ def _complete() -> bool:
 
 
 def _print_error(message: str, code: int, debug: bool) -> int:
-    """Print an error as one line on standard error, after a traceback with `debug`; return the exit code."""
+    """Print an error as one line on standard error, and return the exit code.
+
+    With `debug`, a traceback is printed first.
+    """
     try:
         if debug:
             import traceback  # imported late: 3 ms

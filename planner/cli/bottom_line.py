@@ -1,4 +1,7 @@
-"""Show progress on the last line of a terminal, below a command's output, which scrolls above it."""
+"""Show progress on the last line of a terminal.
+
+A command's output scrolls above the line.
+"""
 
 import os
 import sys
@@ -16,7 +19,7 @@ _MAKE_ROOM, _SAVE, _RESTORE, _ERASE = "\x1bD\x1b[1A", "\x1b7", "\x1b8", "\x1b[2K
 
 @contextmanager
 def live_progress() -> Iterator[tuple[OnProgress, float]]:
-    """Yield a function that shows one line of progress, and the seconds to wait between its calls.
+    """Yield a function that shows progress, and the seconds to wait between its calls.
 
     On a terminal the line is at the bottom and is replaced; elsewhere each line is printed.
     """
@@ -31,14 +34,17 @@ def live_progress() -> Iterator[tuple[OnProgress, float]]:
 
 
 class BottomLine:
-    """The last line of a terminal, reserved for progress while the lines above it scroll."""
+    """The last line of a terminal, reserved for progress. The lines above it scroll."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._rows = 0  # rows of the terminal when the line was reserved, or 0 if it is not reserved
 
     def show(self, line: str) -> None:
-        """Replace the text of the line without moving the cursor; do nothing if the terminal has few rows."""
+        """Replace the text of the line without moving the cursor.
+
+        Does nothing if the terminal has few rows.
+        """
         size = os.get_terminal_size(self._stream.fileno())
         if size.lines < _LEAST_ROWS:
             return

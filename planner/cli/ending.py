@@ -1,4 +1,7 @@
-"""End the process on Ctrl-C and SIGTERM, by an exception that unwinds any running code."""
+"""End the process on Ctrl-C and SIGTERM by an exception.
+
+The exception unwinds any running code.
+"""
 
 import _thread
 import os
@@ -17,9 +20,10 @@ INTERRUPTED, ENDED = 130, 143
 
 
 class EndedError(KeyboardInterrupt):
-    """The exception that SIGTERM or Ctrl-C raises, which `except Exception` does not catch.
+    """The exception that SIGTERM or Ctrl-C raises.
 
-    The code that reports the exception calls `settle`, after which both signals are ignored.
+    `except Exception` does not catch it. The code that reports the exception calls `settle`, after which both
+    signals are ignored.
     """
 
     def __init__(self, number: int, settle: Callable[[], None]) -> None:
@@ -30,10 +34,11 @@ class EndedError(KeyboardInterrupt):
 
 
 class Ending:
-    """The handler of SIGINT and SIGTERM, which raises EndedError to end this process.
+    """The handler of SIGINT and SIGTERM.
 
-    A model's code and callbacks of C may swallow the exception. So a weak reference watches the exception,
-    which lives while it unwinds the stack: if it is freed before it is reported, the signal is sent again.
+    It raises EndedError to end this process. A model's code and callbacks of C may swallow the exception. So
+    a weak reference watches the exception, which lives while it unwinds the stack: if it is freed before it
+    is reported, the signal is sent again.
     """
 
     def __init__(self) -> None:
@@ -44,7 +49,10 @@ class Ending:
         self._exit = os._exit  # saved, since a model or a capture may replace it
 
     def guard(self, run: Callable[[], int]) -> int:
-        """Run a function and return its exit code, or the exit code of a signal that `run` did not report."""
+        """Run a function and return its exit code.
+
+        If `run` did not report a signal that arrived, the exit code is the signal's.
+        """
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else interrupts are ignored
             signal.signal(signal.SIGINT, self._end)
         signal.signal(signal.SIGTERM, self._end)
@@ -62,7 +70,7 @@ class Ending:
         return code
 
     def settle(self) -> None:
-        """Ignore SIGTERM and SIGINT from this call until the process ends, as the exit code is final."""
+        """Ignore SIGTERM and SIGINT until the process ends. The exit code is final."""
         self._is_settled = True
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
@@ -71,11 +79,11 @@ class Ending:
         return EndedError(self._number, self.settle)
 
     def _end(self, number: int, frame: FrameType | None) -> None:
-        """Raise EndedError for a signal, so that workers end and no file is left incomplete.
+        """Raise EndedError for a signal.
 
-        Nothing is done if the exit code is final or an EndedError unwinds the stack already. During the first
-        import of torch the signal is sent again later. After too many swallowed exceptions the process ends
-        without unwinding.
+        So workers end, and no file is left incomplete. Nothing is done if the exit code is final or an
+        EndedError unwinds the stack already. During the first import of torch the signal is sent again later.
+        After too many swallowed exceptions the process ends without unwinding.
         """
         if self._is_settled or (self._error is not None and self._error() is not None):
             return
@@ -93,16 +101,17 @@ class Ending:
             os.kill(os.getpid(), self._number)
 
     def _watched_error(self) -> EndedError:
-        """Return an EndedError for the signal, which is sent again if the error is freed before its report.
+        """Return an EndedError for the signal.
 
-        No frame of the traceback may refer to the exception, since a reference would keep it alive.
+        The signal is sent again if the error is freed before it is reported. No frame of the traceback may
+        refer to the exception, since a reference would keep it alive.
         """
         error = self._make_error()
         self._error = weakref.ref(error, self._send_again)
         return error
 
     def _send_again(self, _: Any) -> None:
-        """Send the signal again, since some code swallowed the exception, which is now freed.
+        """Send the signal again after some code swallowed the exception.
 
         A thread sends it, since an exception raised in a callback of a weak reference is lost. If the signal
         arrives while the callback still runs, its exception is lost too, and the signal is sent once more.

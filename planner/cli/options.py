@@ -23,12 +23,15 @@ Group = Mapping[str, Any]  # the annotation of each parameter, by its name
 
 
 def option(metavar: str, text: str, *flags: str) -> Any:
-    """Return the declaration of an option with a value, named by `flags` or else after its parameter."""
+    """Return the declaration of an option with a value.
+
+    `flags` are its names; without `flags`, the parameter names it.
+    """
     return Option(*flags, metavar=metavar, help=text)
 
 
 def flag(spelling: str, text: str) -> Any:
-    """Return the declaration of an option without a value and without typer's `--no-...`."""
+    """Return the declaration of an option without a value. typer's `--no-...` is not declared."""
     return Option(spelling, help=text)
 
 
@@ -132,12 +135,12 @@ _OUTPUT: Group = {
 
 
 def with_options(*groups: Group) -> Callable[[Callable[..., Answer | int]], Callable[..., Action]]:
-    """Return a decorator that adds groups of options, and the output options, to a command.
+    """Return a decorator that adds groups of options to a command.
 
-    The command receives the parameters that it names: `options`, keywords of the functions of `planner.api`,
-    and `on_progress`. The answer that it returns is printed, unless the command names `output`: then it
-    prints its answer itself and returns an exit code. The function that typer calls only converts the values,
-    and returns a function that runs the command.
+    The output options are added too. The command receives the parameters that it names: `options`, keywords
+    of the functions of `planner.api`, and `on_progress`. The answer that it returns is printed, unless the
+    command names `output`: then it prints its answer itself and returns an exit code. The function that typer
+    calls only converts the values, and returns a function that runs the command.
     """
 
     def decorate(command: Callable[..., Answer | int]) -> Callable[..., Action]:

@@ -1,4 +1,7 @@
-"""Write the answer, and nothing else, to standard output, and progress to standard error."""
+"""Write the answer to standard output, and progress to standard error.
+
+Standard output gets nothing else.
+"""
 
 import json
 import os
@@ -25,7 +28,7 @@ class Output(NamedTuple):
 
 
 def emit(result: Result, output: Output) -> None:
-    """Print a result's report, drawn with rich on a terminal, or its JSON on one line."""
+    """Print a result as a report, or as JSON on one line. On a terminal, rich draws the report."""
     if output.json:
         print(json.dumps(render(result, "json")), flush=True)
     elif _shows_unicode(sys.stdout):
@@ -41,7 +44,7 @@ def _shows_unicode(stream: TextIO) -> bool:
 
 
 def _draw(report: object) -> None:
-    """Draw a report with rich, which honours NO_COLOR (https://no-color.org) and the terminal's width."""
+    """Draw a report with rich. rich honours NO_COLOR (https://no-color.org) and the terminal's width."""
     from rich.console import Console
 
     console = Console(highlight=False, emoji=False, markup=False)
@@ -51,7 +54,7 @@ def _draw(report: object) -> None:
 
 @contextmanager
 def emit_before_raising(write: Callable[[Any], None]) -> Iterator[None]:
-    """Write the result of an UnsavedError raised inside the context, then raise the error again."""
+    """Write the result of an UnsavedError before the error leaves the context."""
     try:
         yield
     except UnsavedError as error:
@@ -105,7 +108,7 @@ def _status_line() -> Iterator[OnProgress]:
 
 
 class _Progress:
-    """A line of progress on a terminal, with its time once it has been shown for two seconds."""
+    """A line of progress on a terminal. The time is added once the line has been shown for two seconds."""
 
     def __init__(self) -> None:
         self._line, self._width, self._since = "", 0, monotonic()
@@ -134,5 +137,5 @@ class _Progress:
 
 
 def progress_line(line: str, seconds: float) -> str:
-    """Return a line of progress, followed by `seconds` if they are at least `SILENT_SECONDS`."""
+    """Return a line of progress, followed by its time. A time below `SILENT_SECONDS` is left out."""
     return f"{line}, {seconds:.0f} s" if seconds >= SILENT_SECONDS else line

@@ -1,4 +1,7 @@
-"""Parse the command line with typer, into a command that is ready to run."""
+"""Parse the command line with typer.
+
+The result is a command that is ready to run.
+"""
 
 import re
 from collections.abc import Callable
@@ -25,7 +28,7 @@ _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 def parse(arguments: list[str]) -> Action:
-    """Parse a command line into a function that runs its command; print help if asked. Raises UsageError."""
+    """Parse a command line into a function that runs its command. Prints help if asked. Raises UsageError."""
     arguments = _with_mode(arguments)
     name = arguments[0] if arguments and arguments[0] in COMMANDS else None
     try:
@@ -39,9 +42,10 @@ def parse(arguments: list[str]) -> Action:
 
 
 def _call(command: Any, name: str, arguments: list[str]) -> Any:
-    """Invoke a command of typer and return the command's result, or its exit code if it raises typer.Exit.
+    """Invoke a command of typer, and return the command's result.
 
-    The command's own `main` would swallow an interrupt.
+    If the command raises typer.Exit, the exit code is returned. The command's own `main` would swallow an
+    interrupt.
     """
     try:
         with command.make_context(name, arguments) as context:
@@ -51,7 +55,7 @@ def _call(command: Any, name: str, arguments: list[str]) -> Any:
 
 
 def _with_mode(arguments: list[str]) -> list[str]:
-    """Return the arguments with the default mode inserted after each `--compile` without a mode."""
+    """Insert the default mode after each `--compile` without a mode."""
     own = arguments.index("--") if "--" in arguments else len(arguments)
     given: list[str] = []
     for position, argument in enumerate(arguments):
@@ -94,7 +98,7 @@ def build_group() -> Any:
 
 
 class _Command(TyperCommand):
-    """A command whose values remain strings: typer's conversion imports pydantic, which takes 60 ms."""
+    """A command whose values remain strings. typer's conversion imports pydantic, which takes 60 ms."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         values, rest, _ = self.make_parser(ctx).parse_args(args=list(args))
@@ -105,7 +109,10 @@ class _Command(TyperCommand):
 
 
 def _value(value: Any) -> Any:
-    """Convert a tuple to a list, and an empty list or click's marker of a missing value to None."""
+    """Convert a tuple to a list, and missing values to None.
+
+    An empty list and click's marker are missing values.
+    """
     if isinstance(value, tuple):
         value = list(value)
     return value if value != [] and isinstance(value, str | bool | list) else None
@@ -130,7 +137,7 @@ def _root(
 
 
 def _one_line(error: Any, name: str | None) -> str:
-    """Return an error of the command line as one line that refers to the command's help."""
+    """Return an error of the command line as one line. The line refers to the command's help."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context else f"planner {name}" if name else "planner"
     message = error.format_message().rstrip(".")

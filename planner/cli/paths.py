@@ -1,4 +1,4 @@
-"""Find and check paths of a command line: the user's folders, and files to be written."""
+"""Find and check the user's folders, and files to be written."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,7 +8,7 @@ from planner.errors import UsageError
 
 
 def own_folder() -> Path | None:
-    """Return the user's folder of calibrations, whether it exists or not, or None without a home folder."""
+    """Return the user's folder of calibrations, or None without a home folder. The folder need not exist."""
     folder = data_dir()
     return None if folder is None else folder / "calibrations"
 
@@ -20,7 +20,7 @@ def cache_folder() -> Path | None:
 
 
 def folders_to_read(given: list[str] | None) -> list[Path]:
-    """Return the folders of --calibrations (`given`), followed by the user's folder if it exists."""
+    """Return the folders of --calibrations, then the user's folder if it exists."""
     return list(dict.fromkeys([*map(Path, given or ()), *filter(None, [folder_to_read()])]))
 
 
@@ -34,9 +34,10 @@ def folder_to_read() -> Path | None:
 
 
 def folder_to_write(given: Path | None) -> Path:
-    """Return `given`, the folder of --out, or the user's folder of calibrations if `given` is None.
+    """Return the folder to which calibrations are written.
 
-    Raises UsageError if neither folder is known.
+    The folder is `given`, the value of --out, or else the user's folder. Raises UsageError if neither folder
+    is known.
     """
     folder = given or own_folder()
     if folder is None:

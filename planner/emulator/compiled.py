@@ -22,12 +22,12 @@ def compiled_dir() -> Path:
 
 
 def open_cudnn_with_cublaslt(where: str, cache_folder: Path | None = None) -> Cudnn:
-    """Open cuDNN as `open_cudnn` does, with a stand-in of cuBLASLt if that can be compiled."""
+    """Open cuDNN with a stand-in of cuBLASLt, if that can be compiled."""
     return open_cudnn(where, cublaslt_for, describe_gpu(generic_device(SOME_MIB)), cache_folder)
 
 
 def cublaslt_for(cudnn: Path) -> Path | str:
-    """Return the path of the compiled stand-in of cuBLASLt for cuDNN, or the reason if there is none.
+    """Return the path of the compiled stand-in of cuBLASLt, or the reason if there is none.
 
     The stand-in is compiled if it is not in the cache. `cudnn` is the folder of libcudnn.so.9 in NVIDIA's
     packages. When cuDNN finalizes an engine that is built on cuBLASLt, it runs the heuristic of cuBLASLt,

@@ -1,4 +1,7 @@
-"""Sources of the workspaces of convolutions: an installed cuDNN, stored answers, or published runs."""
+"""Sources of the workspaces of convolutions.
+
+They are an installed cuDNN, stored answers, or published runs.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -41,7 +44,7 @@ def open_convolutions(job: Job, cache_folder: Path | None = None) -> ConvWorkspa
 
 
 def default_source() -> str:
-    """Return the value of `Environment.cudnn` that is the default on this machine."""
+    """Return the default value of `Environment.cudnn` on this machine."""
     return STORED if _installed(None) is None else INSTALLED
 
 
@@ -57,7 +60,10 @@ def _installed(cache_folder: Path | None) -> Cudnn | None:
 
 @dataclass(frozen=True)
 class DefaultWorkspaces:
-    """Workspaces from the installed cuDNN, else from stored answers, opened at the first convolution."""
+    """The workspaces of the installed cuDNN, or else of stored answers.
+
+    The source is opened at the first convolution.
+    """
 
     benchmark: bool
     cache_folder: Path | None = None
@@ -71,7 +77,7 @@ class DefaultWorkspaces:
 
     @property
     def name(self) -> str:
-        """Return the name of the installed cuDNN, or of the stored answers if no installed cuDNN answers."""
+        """Return the name of the source. If no installed cuDNN answers, the source is the stored answers."""
         return self._source.name
 
     def __call__(self, capability: tuple[int, int], sm_count: int, convolution: Convolution) -> Workspaces:
@@ -100,12 +106,15 @@ class CudnnWorkspaces:
 
     @property
     def name(self) -> str:
-        """Return the library's version, whether it lacks cuBLASLt, and whether `benchmark` is set."""
+        """Return the library's version, with notes on cuBLASLt and `benchmark`.
+
+        A note says that cuBLASLt is missing, or that `benchmark` is set.
+        """
         lacks = " without cuBLASLt" if self.library.lacks else ""
         return f"cuDNN {self.library.version}{lacks}{' benchmark' if self.benchmark else ''}"
 
     def __call__(self, capability: tuple[int, int], sm_count: int, convolution: Convolution) -> Workspaces:
-        """Return the workspaces that the library requests, and record whether it has an engine."""
+        """Return the workspaces that the library requests. Whether the library has an engine is recorded."""
         query = self.library.benchmarked if self.benchmark else self.library.workspaces
         answer = query(capability, sm_count, convolution)
         has_engine = self._has_engine.setdefault(capability, {})
@@ -116,10 +125,10 @@ class CudnnWorkspaces:
     def following(
         self, capability: tuple[int, int], sm_count: int, convolution: Convolution, size_bytes: int
     ) -> tuple[int, ...] | None:
-        """Return the sizes in bytes to try if a workspace is refused: the workspaces of the other engines.
+        """Return the sizes in bytes to try after a refused workspace.
 
-        They are in the order of the heuristics. A larger size may follow: it may still fit if the segment of
-        20 MiB for a smaller size does not.
+        The sizes are the workspaces of the other engines. They are in the order of the heuristics. A larger
+        size may follow: it may still fit if the segment of 20 MiB for a smaller size does not.
 
         If the refused size is the size for timing all engines (`benchmark`), the sizes are half of it, a
         quarter of it, and so on (Conv_v8.cpp, generate_and_filter_plans).
@@ -134,7 +143,7 @@ class CudnnWorkspaces:
         return tuple(sizes)
 
     def account(self, capability: tuple[int, int], sm_count: int) -> WorkspaceAccount:
-        """Return an account that says whether the library answers, and whether with all its engines."""
+        """Return an account of whether the library answers with all its engines."""
         library = self.library
         if capability in library.silent:
             place = "compute capability {}.{}".format(*capability)
@@ -155,7 +164,7 @@ class CudnnWorkspaces:
         return (note,)
 
     def _notes_on_refusals(self, capability: tuple[int, int]) -> tuple[str, ...]:
-        """Return a note on the convolutions for which cuDNN has no engine, or () if it has one for all."""
+        """Return a note on the convolutions without an engine, or () if all have engines."""
         has_engine = self._has_engine.get(capability, {})
         refused = [convolution for convolution, is_run in has_engine.items() if not is_run]
         if not refused:

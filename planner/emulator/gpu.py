@@ -11,10 +11,11 @@ MAX_COUNT = 64
 
 
 def describe_gpu(device: Device, count: int = 1, context_bytes: int | None = None) -> str:
-    """Return the value of PLANNER_EMULATED_GPU for a GPU: `KEY=VALUE` pairs joined by semicolons.
+    """Return the value of PLANNER_EMULATED_GPU for a GPU.
 
-    `count` GPUs of this kind are visible. `context_bytes` is by default the device's. Raises UsageError for a
-    GPU that is not NVIDIA's, a compute capability whose limits are not known, and a count out of range.
+    The value consists of `KEY=VALUE` pairs joined by semicolons. `count` GPUs of this kind are visible.
+    `context_bytes` is by default the device's. Raises UsageError for a GPU that is not NVIDIA's, a compute
+    capability whose limits are not known, and a count out of range.
     """
     if not 1 <= count <= MAX_COUNT:
         raise UsageError(f"--gpus {count}: give a number from 1 to {MAX_COUNT}")

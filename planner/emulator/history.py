@@ -41,7 +41,10 @@ class Holder(NamedTuple):
 
 
 class Course(Struct, frozen=True):
-    """The phases and modules of a script, and the tensors that hold memory, at positions in its history."""
+    """The phases and modules of a script, and the tensors that hold memory.
+
+    Each entry has a position in the allocator's history.
+    """
 
     marks: tuple[CourseMark, ...]
     held: tuple[tuple[int, int], ...]  # position, index into `tables`
@@ -80,11 +83,12 @@ def read_histories(folder: Path) -> tuple[ProcessHistory, ...]:
 
 
 def trace_of(history: ProcessHistory, batch: int, scratch_depth: int = 0) -> Trace:
-    """Convert a history that was recorded at a batch size to a trace.
+    """Convert an allocator history to a trace.
 
-    A block that is freed before another block is allocated is scratch and gets the category WORKSPACE. With a
-    `scratch_depth` of 1, a block is scratch too if only scratch blocks are allocated during its life, and so
-    on. Raises ValueError if the history does not begin with the process.
+    The history was recorded at the batch size `batch`. A block that is freed before another block is
+    allocated is scratch and gets the category WORKSPACE. With a `scratch_depth` of 1, a block is scratch too
+    if only scratch blocks are allocated during its life, and so on. Raises ValueError if the history does not
+    begin with the process.
     """
     if not history.is_whole:
         raise ValueError("the allocator's history does not begin with the process")
@@ -100,7 +104,10 @@ def trace_of(history: ProcessHistory, batch: int, scratch_depth: int = 0) -> Tra
 
 
 def _phase_marks(history: ProcessHistory) -> Iterator[tuple[int, PhaseStart]]:
-    """Yield (position, start) for each phase after the first, or for each step if phases are not recorded."""
+    """Yield (position, start) for each phase after the first.
+
+    If phases are not recorded, each step is a phase.
+    """
     ends = [end.allocated + end.freed for end in history.step_ends]
     if history.course is None:
         for place, end in zip(ends, history.step_ends, strict=True):
@@ -116,7 +123,7 @@ def _phase_marks(history: ProcessHistory) -> Iterator[tuple[int, PhaseStart]]:
 
 
 def _with_end(events: Sequence[Event]) -> tuple[Event, ...]:
-    """Replace the last phase in the events by END if it is INPUTS and allocates nothing."""
+    """Replace the last phase by END if it is INPUTS and allocates nothing."""
     backwards = reversed(list(enumerate(events)))
     at, mark = next((index, event) for index, event in backwards if isinstance(event, PhaseStart))
     follows = any(isinstance(event, Alloc) for event in events[at:])
@@ -126,7 +133,10 @@ def _with_end(events: Sequence[Event]) -> tuple[Event, ...]:
 
 
 def _scratch(events: Sequence[Event], most: int) -> set[int]:
-    """Return the blocks in whose lifetime only scratch blocks are allocated, at most `most` levels deep."""
+    """Return the blocks during whose lives only scratch blocks are allocated.
+
+    Scratch blocks are nested at most `most` levels deep.
+    """
     ends = lifetimes(events)
     depths: dict[int, int] = {}
     for block in sorted(ends, reverse=True):

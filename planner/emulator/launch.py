@@ -1,4 +1,7 @@
-"""Run a command, unmodified, on emulated GPUs, and read the records of its processes."""
+"""Run a command on emulated GPUs, and read the records of its processes.
+
+The command is not modified.
+"""
 
 import os
 import subprocess
@@ -153,10 +156,10 @@ def _run(
 
 
 def _save_snapshot(run: EmulatedRun, folder: Path, path: Path) -> None:
-    """Copy the allocator's history of the process that takes most memory to a file.
+    """Copy the allocator's history of the largest process to a file.
 
-    Raises DataFileError if the process left no history, unless the command failed for another reason than
-    memory.
+    The largest process takes most memory. Raises DataFileError if the process left no history, unless the
+    command failed for another reason than memory.
     """
     largest = folder / f"{run.largest.rank}-{run.largest.pid}.pickle"
     if largest.is_file():
@@ -169,7 +172,7 @@ def _save_snapshot(run: EmulatedRun, folder: Path, path: Path) -> None:
 
 
 def _end(process: "subprocess.Popen[bytes]", mark: str) -> frozenset[int]:
-    """End a command and all processes that it left, and return the ids of processes that cannot be ended."""
+    """End a command and all processes that it left. Returns the ids of processes that cannot be ended."""
     if process.poll() is None:
         process.terminate()
     left = end_processes(mark, _GRACE_SECONDS)
@@ -182,7 +185,10 @@ def _end(process: "subprocess.Popen[bytes]", mark: str) -> frozenset[int]:
 
 
 def _reporter(folder: Path, seconds: float, on_progress: OnProgress) -> Callable[[], None]:
-    """Return a function that reports the largest process's step and peaks, at most once in `seconds`."""
+    """Return a function that reports the largest process's step and peaks.
+
+    The function reports at most once in `seconds`.
+    """
     last = perf_counter()
 
     def report() -> None:

@@ -1,4 +1,7 @@
-"""Records of a command that ran on emulated GPUs: one for each process and GPU, and their totals."""
+"""Records of a command that ran on emulated GPUs.
+
+There is one record for each process and GPU.
+"""
 
 from pathlib import Path
 from struct import unpack
@@ -13,7 +16,7 @@ from planner.program import Outcome
 
 
 class Peaks(Struct, frozen=True):
-    """The peaks of allocated, reserved and process memory on one GPU in a span of time, in bytes."""
+    """The peaks of memory on one GPU in a span of time."""
 
     allocated_bytes: int
     reserved_bytes: int
@@ -29,14 +32,14 @@ class StepPeaks(Struct, frozen=True):
 
 
 class OtherProcess(Struct, frozen=True):
-    """Another process of the command, and its memory on the GPU on which an allocation failed."""
+    """Another process of the command on the GPU of a failed allocation."""
 
     rank: int
     process_bytes: int
 
 
 class OutOfMemory(Struct, frozen=True):
-    """A failed allocation: its place in the script, its size, its effect, and other processes on the GPU."""
+    """A failed allocation, with its place in the script and its effect."""
 
     step: int  # number of the optimizer step that would have ended next, from 1
     # "backward", "optimizer", "loading", "between steps", "evaluation"; empty elsewhere, as in forward passes
@@ -111,7 +114,10 @@ class EmulatedRun(Struct, frozen=True):
 
     @property
     def largest(self) -> GpuRecord:
-        """Return the record with the highest peak of process memory; of equal peaks, the lowest rank."""
+        """Return the record with the highest peak of process memory.
+
+        Of equal peaks, the record of the lowest rank is returned.
+        """
         return max(self.records, key=lambda record: (record.peak.process_bytes, -record.rank))
 
     @property
@@ -126,9 +132,10 @@ class EmulatedRun(Struct, frozen=True):
 
     @property
     def failure(self) -> OutOfMemory | None:
-        """Return a failed allocation, or None if the command succeeded or no allocation failed.
+        """Return a failed allocation, or None if no allocation failed.
 
-        If several processes have a failed allocation, one that ended its process is preferred.
+        Returns None if the command succeeded too. If several processes have a failed allocation, one that
+        ended its process is preferred.
         """
         failed = [record.failure for record in self.records if record.failure is not None]
         if not self.exit_code or not failed:
@@ -145,7 +152,7 @@ class EmulatedRun(Struct, frozen=True):
 
     @property
     def ending(self) -> str:
-        """Return a phrase that says by which signal or with which exit code the command ended."""
+        """Return a phrase that says how the command ended. The phrase names the signal or the exit code."""
         if self.signal and self.exit_code < 0:
             return f"it was ended by {self.signal}"
         means = f", as a shell reports {self.signal}" if self.signal else ""
@@ -153,10 +160,10 @@ class EmulatedRun(Struct, frozen=True):
 
     @property
     def crash(self) -> str:
-        """Return the signal or exit code by which the command crashed after its scripts, or "" if it did not.
+        """Return how the command crashed after its scripts, or "" if it did not crash.
 
-        Threads that outlive the script may abort a process while its interpreter is finalized. Launchers of
-        several ranks report the signal of one rank as exit code 1.
+        The result names a signal or an exit code. Threads that outlive the script may abort a process while
+        its interpreter is finalized. Launchers of several ranks report the signal of one rank as exit code 1.
         """
         if not self.records or not all(record.is_whole for record in self.records):
             return ""
@@ -165,14 +172,14 @@ class EmulatedRun(Struct, frozen=True):
 
     @property
     def outcome(self) -> Outcome:
-        """Return whether the command fits the GPU without retries, fits it with retries, or does not fit."""
+        """Return whether the command fits the GPU. The outcome also tells whether the allocator retried."""
         if self.failure is not None:
             return Outcome.DOES_NOT_FIT
         return Outcome.FITS_WITH_RETRIES if any(record.retries for record in self.records) else Outcome.FITS
 
 
 def read_card_peaks(folder: Path, gpu_count: int) -> tuple[int, ...]:
-    """Return, for each GPU, the most bytes that all processes together had at the same time.
+    """Return the peak memory of all processes together on each GPU, in bytes.
 
     Returns () if no process took memory. csrc/cards.c writes the file `cards` that is read.
     """

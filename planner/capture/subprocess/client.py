@@ -18,7 +18,7 @@ from planner.store import load_programs
 
 
 class TracerProcess:
-    """A builder of a job's programs that captures them in a child process.
+    """A builder that captures a job's programs in a child process.
 
     Implements `planner.program.ProgramBuilder`. The process runs from the first capture until this object is
     garbage collected.
@@ -34,7 +34,10 @@ class TracerProcess:
         self._job = {"job": job_to_json(job), "limit_seconds": limit_seconds}
 
     def programs(self, target: Target) -> tuple[Program, ...]:
-        """Return the job's programs for the target, or () if no program fits or `provenance` is set."""
+        """Return the job's programs for the target, or () if no program fits.
+
+        Returns () with `provenance` too.
+        """
         return () if self._run_kind == "provenance" else self._request("programs", FIT_BATCHES[0], target)
 
     def run(self, batch: int, target: Target) -> Program:

@@ -1,7 +1,8 @@
-"""Run a model in the child process of `--isolate`, which reads requests and writes programs to files.
+"""Run a model in the child process of `--isolate`.
 
-A request is a line of JSON with `job`, `kind`, `limit_seconds`, `capability`, `multiprocessors`, `batch` and
-`path`; the answer is null once the file is written.
+The process reads requests and writes programs to files. A request is a line of JSON with `job`, `kind`,
+`limit_seconds`, `capability`, `multiprocessors`, `batch` and `path`; the answer is null once the file is
+written.
 """
 
 import faulthandler
@@ -23,7 +24,7 @@ _GRACE_SECONDS = 5  # so that the parent stops this process first, if it still r
 
 
 def main() -> None:
-    """Capture the requested programs and write them to files, until the input ends."""
+    """Capture the requested programs and write them to files. Returns when the input ends."""
     builders: list[ProgramBuilder] = []  # the builder of the only job; empty until it is known
 
     def answer(message: dict[str, Any], restart_limit: Callable[[], None]) -> None:

@@ -1,1 +1,4 @@
-"""Build programs that hold for a range of batch sizes from a few runs and symbolic workspace rules."""
+"""Build programs that hold for a range of batch sizes.
+
+A few runs and symbolic workspace rules suffice.
+"""

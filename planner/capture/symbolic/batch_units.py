@@ -1,4 +1,4 @@
-"""Find units of samples in which a job's memory is a polynomial in the batch size, if the usual fit fails.
+"""Fit a program to batch sizes that are multiples of a unit, if the usual fit fails.
 
 A step that splits its batch into four parts fails at batch 2; at some other sizes it has a further part for
 the remainder. A step that picks ten samples of a batch fails below ten. In units of as many samples as the
@@ -20,7 +20,7 @@ _COMMON = 48  # a multiple of all units: a job that refuses multiples of it is a
 def fit_in_units(
     run: Callable[[int], RecordedRun], agrees: Callable[[Program, RecordedRun], bool], job: Job
 ) -> tuple[Program, int]:
-    """Return a job's program in the first of `UNITS` that fits, and the program's smallest batch size.
+    """Return a job's program and smallest batch size, in the first of `UNITS` that fits.
 
     If 1 or another divisor of the unit fits too, starting at the same smallest batch size, the divisor is the
     program's unit. `run` captures a batch size, and `agrees` compares a program with a run. Raises ModelError

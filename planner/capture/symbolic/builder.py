@@ -52,7 +52,10 @@ from planner.program import (
 
 @dataclass(slots=True)
 class _Path:
-    """A code path of a job: guards on the compute capability, and the program if all guards hold."""
+    """A code path of a job, with guards on the compute capability and a program.
+
+    The program holds if all guards hold.
+    """
 
     guards: GuardedCapability
     program: Program | None  # None if the runs did not fit (`reason`) or the model refused them (`refusal`)
@@ -76,8 +79,9 @@ class ProgramBuilder:
     _runs: dict[int, list[tuple[GuardedCapability, Program]]] = field(default_factory=dict)  # by batch size
 
     def programs(self, target: Target) -> tuple[Program, ...]:
-        """Return the validated program for the target, and for a large job also the program of batch size 1.
+        """Return the validated programs for a target.
 
+        The first program holds for a range of batch sizes. A large job also gets the program of batch size 1.
         Return () if no program fits the runs, if further runs contradict the program, or if the job is
         compiled. A large job on a small GPU may need the program of batch size 1. Raises the errors of a
         capture, except at batch size 1, which a model may refuse, as batch norm does for single values.
@@ -99,9 +103,9 @@ class ProgramBuilder:
         return tuple(programs)
 
     def fit(self, target: Target) -> Program | None:
-        """Return the fitted, unvalidated program for the target, or None if no affine program fits the runs.
+        """Return the fitted program for the target, or None if no affine program fits.
 
-        The program is affine in the batch size. Raises the errors of a capture.
+        The program is not validated. The program is affine in the batch size. Raises the errors of a capture.
         """
         path = self._path(_without_answers(target))
         if path.refusal is not None:
@@ -111,11 +115,11 @@ class ProgramBuilder:
         return with_target(path.program, target, *FIT_BATCHES)
 
     def run(self, batch: int, target: Target) -> Program:
-        """Return a program that holds at one batch size, from one run of the model.
+        """Return a program that holds at one batch size.
 
-        Raises the errors of a capture. A run serves all GPUs for which its guards hold, if its kernels can be
-        separated from the rest. If a run beyond the range of the job's program agrees with the program, the
-        range is widened and the program is returned.
+        The program comes from one run of the model. Raises the errors of a capture. A run serves all GPUs for
+        which its guards hold, if its kernels can be separated from the rest. If a run beyond the range of the
+        job's program agrees with the program, the range is widened and the program is returned.
         """
         for guards, program in self._runs.get(batch, []):
             if program.rules is not None and guards.guards_hold(target.capability):
@@ -131,17 +135,20 @@ class ProgramBuilder:
         return self._keep_run(run, guards, target)
 
     def trace(self, batch: int, target: Target, provenance: ProvenanceCollector | None = None) -> Trace:
-        """Return the trace of one run at a batch size, without a call of `on_progress`.
+        """Return the trace of one run at a batch size.
 
-        With `provenance`, the whole model runs, and the provenance of blocks is collected. Raises the errors
-        of a capture.
+        `on_progress` is not called. With `provenance`, the whole model runs, and the provenance of blocks is
+        collected. Raises the errors of a capture.
         """
         if provenance is not None:
             return self._record(self.job, batch, target, target.capability, provenance=provenance)
         return self._run(self.job, batch, target, target.capability, with_calls=False).trace
 
     def enumerate_variants(self, program: Program, target: Target) -> None:
-        """Add workspace variants to a program for selected batch sizes and numbers of multiprocessors."""
+        """Add workspace variants to a program.
+
+        The variants cover selected batch sizes and numbers of multiprocessors.
+        """
         if isinstance(program.rules, SignatureRules):
             program.rules.enumerate(program, target)
 
@@ -178,7 +185,10 @@ class ProgramBuilder:
         return path
 
     def _fit(self, path: _Path, runs: list[RecordedRun], target: Target) -> None:
-        """Fit a path's program to two runs, or to three if needed; if no fit succeeds, cache the runs."""
+        """Fit a path's program to two runs, or to three if needed.
+
+        If no fit succeeds, the runs are cached.
+        """
         try:
             try:
                 path.program = fit_program(runs, self.job)
@@ -235,10 +245,10 @@ class ProgramBuilder:
         self._validate(path, target)
 
     def _same_path(self, target: Target, guards: GuardedCapability) -> _Path | None:
-        """Return a path with a program of other GPUs that agrees with one run, or None if no program agrees.
+        """Return a new path with an existing program, or None if no program agrees with one run.
 
-        The run is on the target. In training without evaluation, a run of one step is enough, since steps are
-        alike.
+        The existing programs are of other GPUs. The run is on the target. In training without evaluation, a
+        run of one step is enough, since steps are alike.
         """
         paths = list({id(path.program): path for path in self._paths if path.program}.values())
         if not paths:
@@ -258,7 +268,10 @@ class ProgramBuilder:
         return None
 
     def divergence(self, program: Program, batch: int, target: Target) -> str:
-        """Return where a new run at a batch size first differs from a program, or "" if the run agrees."""
+        """Return a description of the first difference between a program and a new run.
+
+        Returns "" if the run agrees.
+        """
         target = _without_answers(target)
         run = self._run(self.job, batch, target, GuardedCapability(target.capability))
         return _divergence(program, run, target)
@@ -323,12 +336,18 @@ def _note_on_units(unit: int, least: int, refusal: ModelError | None) -> str:
 
 
 def _without_answers(target: Target) -> Target:
-    """Return the target without its query of convolution workspaces, since programs keep the convolutions."""
+    """Return the target without its query of convolution workspaces.
+
+    Programs keep the convolutions instead.
+    """
     return replace(target, conv_workspace_query=None)
 
 
 def with_target(program: Program, target: Target, min_batch: int, max_batch: int) -> Program:
-    """Set the batch sizes for which a program holds on a target's compute capability; return the program."""
+    """Set the batch sizes for which a program holds on a target, and return the program.
+
+    Targets of equal compute capability share the batch sizes.
+    """
     variants = program.targets.get(target.capability)
     if variants is None:
         rules = program.rules
@@ -360,10 +379,11 @@ def open_builder(
     constructor: Callable[..., object] | None = None,
     least_depth: int = LEAST_DEPTH,
 ) -> ProgramBuilder:
-    """Return a builder of a job's programs, whose model `constructor` makes if it is given.
+    """Return a builder of a job's programs.
 
-    Runs of models with `least_depth` equal blocks or more are extrapolated from shallow models, unless
-    `constructor` is given. Imports the library of the job's model. Raises UsageError or ModelError.
+    `constructor` makes the model if it is not None. Runs of models with `least_depth` equal blocks or more
+    are extrapolated from shallow models, unless `constructor` is given. Imports the library of the job's
+    model. Raises UsageError or ModelError.
     """
     construct = constructor or find_constructor(job)
     deep_runs = open_deep_runs(job, least_depth) if constructor is None else None

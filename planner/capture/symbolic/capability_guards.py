@@ -1,4 +1,4 @@
-"""Record every comparison that code makes with a compute capability as a guard.
+"""Record every comparison with a compute capability as a guard.
 
 Another capability for which all guards hold takes the same code path.
 """
@@ -10,7 +10,10 @@ Comparison = tuple[str, Any]  # the name of a method of tuples, and its operand
 
 
 def _guarded(comparison: str) -> Any:
-    """Return a method that calls the tuple method `comparison` and records the result as a guard."""
+    """Return a method that compares a capability and records the result as a guard.
+
+    `comparison` names the method of tuples that compares.
+    """
 
     def method(self: "GuardedCapability", operand: Any) -> Any:
         answer = self.guards[comparison, operand] = getattr(tuple, comparison)(self, operand)
@@ -20,7 +23,7 @@ def _guarded(comparison: str) -> Any:
 
 
 class GuardedCapability(tuple[int, int]):
-    """A compute capability that records in `guards` each comparison with it and the comparison's result."""
+    """A compute capability that records the results of all comparisons in `guards`."""
 
     guards: dict[Comparison, Any]
 
@@ -33,12 +36,12 @@ class GuardedCapability(tuple[int, int]):
     __lt__, __le__, __gt__, __ge__ = map(_guarded, ("__lt__", "__le__", "__gt__", "__ge__"))
 
     def __hash__(self) -> int:
-        """Return the hash, and record it as a guard since a hash lookup depends on the exact value."""
+        """Return the hash, and record it as a guard. A hash lookup depends on the exact value."""
         value = self.guards["__hash__", None] = tuple.__hash__(self)
         return value
 
     def __iter__(self) -> Any:
-        """Iterate, and record the hash as a guard since unpacking depends on the exact value."""
+        """Return an iterator, and record the hash as a guard. Unpacking depends on the exact value."""
         hash(self)
         return tuple.__iter__(self)
 

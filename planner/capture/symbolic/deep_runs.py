@@ -39,7 +39,10 @@ LEAST_DEPTH_OF_RUN = 17  # a single run has 16 blocks in all in shallow models
 
 
 class _ShallowRuns(NamedTuple):
-    """The run of the second of two shallow models, the block it adds, and arguments fitted to the depth."""
+    """The comparison of the runs of two shallow models.
+
+    `run` is the run of the deeper model, and `block` is the block that the deeper model adds.
+    """
 
     run: RecordedRun
     block: RepeatedBlock
@@ -53,9 +56,10 @@ class _ShallowRuns(NamedTuple):
         return RecordedRun(self.block.with_more(blocks), tuple(self._calls(blocks)))
 
     def with_sizes_of(self, run: RecordedRun) -> "_ShallowRuns":
-        """Return a copy with the deeper run replaced by `run`, if the two runs differ only in sizes.
+        """Return a copy with the deeper model's run replaced by `run`.
 
-        Raises NotRepeatedError if more differs, or if sizes differ that depend on the depth.
+        The two runs must differ only in sizes. Raises NotRepeatedError if more differs, or if sizes differ
+        that depend on the depth.
         """
         is_alike = _without_sizes(self.run.trace) == _without_sizes(run.trace)
         if run.calls:
@@ -66,7 +70,10 @@ class _ShallowRuns(NamedTuple):
         return _ShallowRuns(run, self.block.with_sizes_of(run.trace), self.fitted)
 
     def _are_alike(self, one: RecordedCall, other: RecordedCall) -> bool:
-        """Return whether two calls agree, in arguments and results only if these are fitted to the depth."""
+        """Return whether two calls agree except in sizes.
+
+        Sizes that are fitted to the depth must agree too.
+        """
         if one.start in self.fitted and (one.args, one.out) != (other.args, other.out):
             return False
         return bool(_place_of(one) == _place_of(other))
@@ -90,7 +97,7 @@ class _ShallowRuns(NamedTuple):
 
 @dataclass(slots=True)
 class DeepRuns:
-    """The runs of a job whose model is deep, each extrapolated from runs of shallow models."""
+    """The runs of a job with a deep model, extrapolated from runs of shallow models."""
 
     depth: Depth
     _latest: dict[tuple[int, int], _ShallowRuns] = field(default_factory=dict)  # by compute capability
@@ -120,9 +127,10 @@ class DeepRuns:
     def _shallow_runs(
         self, capability: tuple[int, int], at_depth: Callable[[int], RecordedRun]
     ) -> _ShallowRuns:
-        """Return the shallow runs; run just the deeper model if only sizes differ from the latest runs.
+        """Return the runs of the shallow models.
 
-        Raises NotRepeatedError, NotAffineError, and the errors of a capture.
+        Only the deeper model runs if its run differs from the latest run in sizes alone. Raises
+        NotRepeatedError, NotAffineError, and the errors of a capture.
         """
         latest = self._latest.get(capability)
         if latest is None:
@@ -138,10 +146,11 @@ class DeepRuns:
 
 
 def open_deep_runs(job: Job, least: int = LEAST_DEPTH) -> DeepRuns | None:
-    """Return the deep runs of a job, or None if its whole model must run or has fewer than `least` blocks.
+    """Return the deep runs of a job, or None if the whole model must run.
 
-    Jobs that differ in the sizes of samples or in the number of ranks (two or more) share their deep runs,
-    unless the model is in a folder, whose files may change. Raises UsageError.
+    A model with fewer than `least` blocks must run. Jobs that differ in the sizes of samples or in the number
+    of ranks (two or more) share their deep runs, unless the model is in a folder, whose files may change.
+    Raises UsageError.
     """
     if job.model.compile is not Compile.NONE:
         return None
@@ -170,9 +179,10 @@ _place_of = attrgetter("start", "end", "site", "func", "outputs", "stream")  # o
 
 
 def _fitted_arguments(shallow: RecordedRun, deep: RecordedRun, block: RepeatedBlock) -> dict[int, Any]:
-    """Return the fitted (arguments, result) of each call that depends on the depth, by the call's start.
+    """Fit the arguments and results of calls that depend on the model's depth.
 
-    Raises NotRepeatedError if a call has no events, or no counterpart in the deeper model.
+    The returned dict is keyed by the call's start in the deeper model. Raises NotRepeatedError if a call has
+    no events, or no counterpart in the deeper model.
     """
     if any(call.start == call.end for run in (shallow, deep) for call in run.calls):
         raise NotRepeatedError("a kernel call has no events")

@@ -1,4 +1,7 @@
-"""Fit a program to recorded runs at different batch sizes: two runs, or three if sizes grow quadratically."""
+"""Fit a program to recorded runs at different batch sizes.
+
+Two runs are fitted, or three if sizes grow quadratically.
+"""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -70,9 +73,9 @@ def _fit_calls(
     batches: Sequence[int],
     sites: dict[Site, int],
 ) -> tuple[list[KernelCall], list[KernelSignature]]:
-    """Return the runs' kernel calls and the distinct signatures, and add the calls' sites to `sites`.
+    """Return the kernel calls of a program and their distinct signatures.
 
-    Raises NotAffineError if the runs call different kernels.
+    The sites of the calls are added to `sites`. Raises NotAffineError if the runs call different kernels.
     """
     for others in places[1:]:
         if len(others) != len(places[0]):
@@ -101,7 +104,7 @@ def _fit_calls(
 
 
 def _split_kernels(run: RecordedRun) -> tuple[list[Event], list[_Place]]:
-    """Return a run's events without the workspaces of kernels, and each kernel call's `_Place`.
+    """Return a run's events without kernel workspaces, and a `_Place` for each kernel call.
 
     Raises NotAffineError if a call returns a tensor that it does not allocate.
     """

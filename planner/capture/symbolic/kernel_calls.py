@@ -1,4 +1,4 @@
-"""Represent calls of operators that have workspace rules, and fit their arguments to the batch size.
+"""Represent calls of operators with workspace rules, and fit the arguments to the batch size.
 
 Numbers in the arguments are affine in the batch size, or quadratic if pairs of samples are compared. The
 rules need only the shape, strides and dtype of a tensor, and whether it is on the CPU.
@@ -18,7 +18,10 @@ from planner.program import Affine, NotAffineError, Quadratic, Site, Trace, poly
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """A recorded call of an operator that has a rule; `start` and `end` delimit its events in the trace."""
+    """A recorded call of an operator that has a workspace rule.
+
+    `start` and `end` delimit the call's events in the trace.
+    """
 
     start: int
     end: int
@@ -32,7 +35,7 @@ class RecordedCall:
 
 @dataclass(frozen=True, slots=True)
 class TensorMeta:
-    """A tensor's properties that workspace rules use: sizes, strides, dtype, and whether it is on the CPU."""
+    """The properties of a tensor that workspace rules use."""
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
@@ -52,7 +55,7 @@ KernelSignature = tuple[Any, Any, Any]
 
 
 def to_meta(value: Any) -> Any:
-    """Return arguments or results with tensors replaced by `TensorMeta` and lists by tuples."""
+    """Replace tensors in arguments or results by `TensorMeta`, and lists by tuples."""
     if isinstance(value, Tensor):
         return TensorMeta(tuple(value.shape), tuple(value.stride()), value.dtype, is_on_cpu(value))
     if isinstance(value, (list, tuple)):
@@ -61,10 +64,11 @@ def to_meta(value: Any) -> Any:
 
 
 def fit_arguments(values: Sequence[Any], batches: Sequence[int]) -> Any:
-    """Merge a call's arguments in several runs, with polynomials in the batch size for numbers that differ.
+    """Merge a call's arguments from several runs.
 
-    `values` has the arguments of each run, `batches` the batch size of each run. Raises NotAffineError if
-    other values differ, or if no polynomial fits.
+    Numbers that differ become polynomials in the batch size. `values` has the arguments of each run,
+    `batches` the batch size of each run. Raises NotAffineError if other values differ, or if no polynomial
+    fits.
     """
     first = values[0]
     if all(isinstance(value, TensorMeta) for value in values):
@@ -85,7 +89,7 @@ def fit_arguments(values: Sequence[Any], batches: Sequence[int]) -> Any:
 
 
 def at_batch(value: Any, batch: int) -> Any:
-    """Return fitted arguments evaluated at a batch size, with a `TensorMeta` for each tensor."""
+    """Evaluate fitted arguments at a batch size. The result has a `TensorMeta` for each tensor."""
     if isinstance(value, Affine):
         return value.fixed + value.slope * batch
     if isinstance(value, Quadratic):
@@ -99,7 +103,7 @@ def at_batch(value: Any, batch: int) -> Any:
 
 
 def from_meta(value: Any) -> Any:
-    """Return evaluated arguments with each `TensorMeta` replaced by a meta tensor."""
+    """Replace each `TensorMeta` in evaluated arguments by a meta tensor."""
     if isinstance(value, TensorMeta):
         tensor = torch.empty_strided(value.sizes, value.strides, dtype=value.dtype, device="meta")
         return as_cpu_tensor(tensor) if value.on_cpu else tensor

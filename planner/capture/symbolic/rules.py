@@ -41,7 +41,10 @@ class SignatureRules:
     signatures: tuple[KernelSignature, ...]
 
     def variants(self, target: Target, min_batch: int, max_batch: int) -> Variants:
-        """Return an empty set of variants for GPUs of a compute capability and a range of batch sizes."""
+        """Return an empty set of workspace variants.
+
+        The set is for GPUs of one compute capability and a range of batch sizes.
+        """
         config, torch = (
             self.job.environment.cublas_workspace_config,
             torch_version_of(self.job.environment.torch),
@@ -50,10 +53,10 @@ class SignatureRules:
         return Variants(cublas_bytes, min_batch, max_batch, [[] for _ in self.signatures])
 
     def evaluate(self, signature: int, batch: int, target: Target) -> GuardedOps:
-        """Return a variant of the workspaces of `signature` (an index) that holds at least at one batch size.
+        """Return a variant of a signature's workspaces that holds at one batch size.
 
-        The batch size is in the program's units. If symbolic integers can follow the rule, the variant holds
-        for other batch sizes too.
+        `signature` is an index. The batch size is in the program's units. If symbolic integers can follow the
+        rule, the variant holds for other batch sizes too.
         """
         with suppress(UnsupportedSymTensorOpError):
             return self._trace(signature, batch, target)
@@ -65,9 +68,10 @@ class SignatureRules:
         return constant_ops(tuple(map(kind_and_size, ops)), batch, target.sm_count)
 
     def enumerate(self, program: Program, target: Target) -> None:
-        """Add to a program the variants for selected batch sizes and numbers of multiprocessors.
+        """Add workspace variants to a program.
 
-        A rule that symbolic integers cannot follow gets no further variants.
+        The variants cover selected batch sizes and numbers of multiprocessors. A rule that symbolic integers
+        cannot follow gets no further variants.
         """
         known = program.targets[target.capability]
         least, most = known.min_batch // program.unit, known.max_batch // program.unit
@@ -96,12 +100,12 @@ class SignatureRules:
         return trace_rule(rule, _symbolic(args, env), _symbolic(out, env), self._of_job(target), env)
 
     def _of_job(self, target: Target) -> Target:
-        """Return the target with its version of torch replaced by the version that the job names."""
+        """Return the target with the version of torch that the job names."""
         return replace(target, torch=torch_version_of(self.job.environment.torch))
 
 
 def _symbolic(value: Any, env: ShapeEnv) -> Any:
-    """Return arguments with polynomials and each `TensorMeta` replaced by symbolic integers and tensors."""
+    """Replace polynomials and `TensorMeta` in arguments by symbolic integers and tensors."""
     if isinstance(value, Affine):
         return SymInt(env, value.fixed + value.slope * env.batch, (value.fixed, value.slope))
     if isinstance(value, Quadratic):

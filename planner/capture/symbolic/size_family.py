@@ -1,4 +1,4 @@
-"""Make programs of one job at varying sizes of its samples from runs at a few of the sizes.
+"""Make programs of one job at many sizes of its samples, from runs at a few sizes.
 
 Programs at some sizes are fitted to formulas in the size, as two runs are fitted to lines in the batch size.
 Only programs with the same events and kernels have common formulas. Events and kernels mostly depend on the
@@ -42,7 +42,7 @@ VALIDATED_BATCH = 7
 
 
 class _Family(Struct, frozen=True):
-    """Programs with the same events and kernels at different sizes, as formulas in the size."""
+    """Formulas for programs that have the same events and kernels at different sizes."""
 
     program: Program  # a program at one size, whose structure the others have
     events: tuple[tuple[Formula, Formula] | None, ...]  # fixed and per-sample bytes; None if no allocation
@@ -52,7 +52,10 @@ class _Family(Struct, frozen=True):
 
 @dataclass(slots=True)
 class SizeFamily:
-    """The programs of a job at all needed sizes of its samples, on GPUs of one compute capability."""
+    """The programs of a job at all needed sizes of its samples.
+
+    The programs are for GPUs of one compute capability.
+    """
 
     open_builder: Callable[[Size], ProgramBuilder]
     sizes: tuple[Size, ...]  # needed sizes, ascending; if in several ranges, a selection with the largest
@@ -86,7 +89,7 @@ class SizeFamily:
         return program
 
     def builder(self, size: Size) -> ProgramBuilder:
-        """Return the builder of programs at a size, which is opened at the first call."""
+        """Return the builder of programs at a size. The builder is opened at the first call."""
         if size not in self.builders:
             self.builders[size] = self.open_builder(size)
         return self.builders[size]
@@ -115,7 +118,7 @@ class SizeFamily:
         self._validate()
 
     def _programs(self, size: Size) -> tuple[Program, ...]:
-        """Return the validated programs at a size, or () if no program describes the captured runs.
+        """Return the validated programs at a size, or () if no program fits the runs.
 
         With `only_batch`, return the program of one run at that batch size.
         """
@@ -139,7 +142,7 @@ class SizeFamily:
         self._structures[size] = hash(_structure(program)) if program and _can_be_fitted(program) else None
 
     def _alike(self) -> dict[Hashable, list[Size]]:
-        """Return the captured sizes, grouped and keyed by the structure of their programs."""
+        """Return the captured sizes, grouped by the structure of their programs."""
         found: dict[Hashable, list[Size]] = {}
         for size, structure in sorted(self._structures.items()):
             if structure is not None:
@@ -156,11 +159,11 @@ class SizeFamily:
         return _program_at(family, size, self.builder(size).job, self.target)
 
     def _fit(self, alike: Sequence[Size]) -> _Family | None:
-        """Return a `_Family` fitted to programs of equal structure at some sizes, or None if no formula fits.
+        """Return formulas fitted to programs of equal structure, or None if no formula fits.
 
-        Further sizes are captured until equally simple formulas agree at all remaining sizes, or
-        `MOST_POINTS` sizes for each dimension of the size are captured. None is also returned if a further
-        size has another structure, or if all sizes are captured first.
+        `alike` are the sizes of the programs. Further sizes are captured until equally simple formulas agree
+        at all remaining sizes, or `MOST_POINTS` sizes for each dimension of the size are captured. None is
+        also returned if a further size has another structure, or if all sizes are captured first.
         """
         orders, known = {_order(size) for size in alike}, list(alike)
         while True:
@@ -183,7 +186,7 @@ class SizeFamily:
             known.append(doubtful)
 
     def _validate(self) -> None:
-        """Drop all formulas if a run at a size to which they were not fitted differs from them."""
+        """Drop all formulas if they differ from a run at a size that was not fitted."""
         unseen = [size for size in self.sizes if size not in self.captured]
         for size in _spread(unseen, 2 * len(self.sizes[-1])):
             program = self._fitted(size)
@@ -194,7 +197,7 @@ class SizeFamily:
 
 
 def _order(size: Size) -> Size:
-    """Return the order of a size: for each dimension, how often two divides it, up to a limit."""
+    """Return how often two divides each dimension of a size, up to a limit."""
     highest = HIGHEST_ORDER if len(size) == 1 else HIGHEST_OF_TWO
     return tuple(min(highest, (one & -one).bit_length() - 1) for one in size)
 
@@ -210,12 +213,12 @@ def _spread(sizes: Sequence[Size], count: int) -> Iterable[Size]:
 
 
 def _can_be_fitted(program: Program) -> bool:
-    """Return whether formulas may give programs like this one at other sizes."""
+    """Return whether formulas may describe a program at other sizes."""
     return isinstance(program.rules, SignatureRules) and not program.pinned and program.unit == 1
 
 
 def _structure(program: Program) -> Hashable:
-    """Return a program's structure: its events and kernel calls without their sizes.
+    """Return a program's events and kernel calls without their sizes.
 
     Blocks are numbered in the order of their allocation.
     """

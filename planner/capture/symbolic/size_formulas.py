@@ -1,4 +1,4 @@
-"""Fit formulas in the sizes of samples to the numbers that programs have at several sizes.
+"""Fit formulas in the sizes of samples to the numbers in programs.
 
 A number is a polynomial of a size, of a fraction of the size rounded up (padded rows, strided convolutions),
 or of both. If samples have two sizes, it may also be a polynomial of products of their fractions (pixels of
@@ -40,7 +40,7 @@ _IN_BOTH: tuple[_Powers, ...] = (
 
 
 def _candidates(sizes: Sequence[Size]) -> list[tuple[_Term, ...]]:
-    """Return the combinations of terms that formulas may have, in ascending order of the number of terms."""
+    """Return the combinations of terms that formulas may have, fewest terms first."""
     found = dict.fromkeys(_of_one(0))
     for place in range(1, len(sizes[0])):
         found |= dict.fromkeys(_of_one(place))
@@ -75,7 +75,10 @@ def _term(*factors: tuple[int, int, int]) -> _Term:
 
 
 class Formula(Struct, frozen=True):
-    """A sum of terms, each a factor times powers of sizes that are divided by numbers and rounded up."""
+    """A sum of terms with integer factors.
+
+    Each term is a product of powers of sizes, which are divided by numbers and rounded up.
+    """
 
     terms: tuple[_Term, ...]
     factors: tuple[int, ...]
@@ -96,7 +99,7 @@ def _values(terms: tuple[_Term, ...], size: Size) -> list[int]:
 
 
 class _Solver(Struct, frozen=True):
-    """A solver for the factors of a combination of terms, from one number for each term."""
+    """A solver for the factors of a combination of terms. One number for each term determines the factors."""
 
     terms: tuple[_Term, ...]
     rows: list[list[int]]  # values of the terms at all sizes
@@ -120,7 +123,7 @@ class _Solver(Struct, frozen=True):
 
 
 class FormulaFit:
-    """A fit of formulas to numbers at fixed sizes, with a cache of formulas keyed by the numbers.
+    """A cache of the formulas that give tuples of numbers at fixed sizes.
 
     A formula has integer factors, gives every number, and has the fewest terms of all such formulas.
     """
@@ -133,7 +136,7 @@ class FormulaFit:
         ]
 
     def fit(self, numbers: tuple[int, ...]) -> Formula:
-        """Return a formula with the fewest terms that gives the numbers at the sizes.
+        """Return a formula that gives all numbers and has the fewest terms.
 
         Raises NotAffineError if no formula gives them.
         """
@@ -144,7 +147,10 @@ class FormulaFit:
         return self.formulas[numbers][0]
 
     def most_doubtful(self, sizes: Iterable[Size]) -> Size | None:
-        """Return the size at which formulas of the most numbers disagree, or None if all formulas agree."""
+        """Return the size at which the most formulas disagree, or None if all agree.
+
+        Formulas of the same numbers disagree at a size if their values differ.
+        """
         doubtful = [formulas for formulas in self.formulas.values() if len(formulas) > 1]
         counts = {
             size: sum(len({formula.at(size) for formula in formulas}) > 1 for formulas in doubtful)
@@ -164,10 +170,11 @@ class FormulaFit:
         return found
 
     def fit_values(self, values: Sequence[Any]) -> Any:
-        """Merge a call's arguments at all sizes, with formulas in the size for numbers that differ.
+        """Merge a call's arguments at all sizes.
 
-        `values` has the arguments at each size. A number that is affine in the batch size gets two formulas.
-        Raises NotAffineError if a number has no formula, or if other values differ.
+        Numbers that differ become formulas in the size. `values` has the arguments at each size. A number
+        that is affine in the batch size gets two formulas. Raises NotAffineError if a number has no formula,
+        or if other values differ.
         """
         first = values[0]
         if all(type(value) is type(first) and value == first for value in values):
@@ -196,7 +203,7 @@ class _Line(Struct, frozen=True):
 
 
 def values_at(value: Any, size: Size) -> Any:
-    """Return a call's arguments at a size, with formulas evaluated."""
+    """Evaluate the formulas in a call's arguments at a size."""
     if isinstance(value, _Line):
         line = Affine(value.fixed.at(size), value.slope.at(size))
         return line if line.slope else line.fixed

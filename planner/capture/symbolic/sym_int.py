@@ -1,8 +1,9 @@
-"""Run a workspace rule once on symbolic integers, and record its result as an expression with guards.
+"""Run a workspace rule once on symbolic integers.
 
-A `SymInt` has a value, which decides every comparison, and an expression in the batch size and the number of
-multiprocessors. An operation that cannot be followed (conversion to a plain number, square root, hash)
-specializes the integer to its value: the variant then holds only if the expression has this value.
+The result is recorded as an expression with guards. A `SymInt` has a value, which decides every comparison,
+and an expression in the batch size and the number of multiprocessors. An operation that cannot be followed
+(conversion to a plain number, square root, hash) specializes the integer to its value: the variant then holds
+only if the expression has this value.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,10 @@ ENDLESS = 2**62
 
 @dataclass(slots=True)
 class ShapeEnv:
-    """The nodes and guards recorded in one call of a rule, and the batch sizes for which the guards hold."""
+    """The nodes and guards that one call of a workspace rule records.
+
+    The record holds for batch sizes from `min_batch` to `max_batch`.
+    """
 
     batch: int  # the batch size for which symbolic integers have their values
     min_batch: int = 1
@@ -34,7 +38,7 @@ class ShapeEnv:
 
 
 def _arithmetic(letter: str, *, is_reflected: bool = False) -> Callable[["SymInt", Any], Any]:
-    """Return the method for an arithmetic operation; a reflected method has its operands exchanged."""
+    """Return the method for an arithmetic operation. A reflected method exchanges its operands."""
 
     def method(self: "SymInt", other: Any) -> Any:
         if not isinstance(other, int | SymInt):
@@ -47,7 +51,7 @@ def _arithmetic(letter: str, *, is_reflected: bool = False) -> Callable[["SymInt
 def _comparison(
     letter: str, *, is_reflected: bool = False, is_negated: bool = False
 ) -> Callable[["SymInt", object], bool]:
-    """Return the method for a comparison; compared with None or a string, a symbolic integer is unequal."""
+    """Return the method for a comparison. A symbolic integer is unequal to None and to strings."""
 
     def method(self: "SymInt", other: object) -> bool:
         if not isinstance(other, int | SymInt):
@@ -58,7 +62,10 @@ def _comparison(
 
 
 class SymInt:
-    """A symbolic integer; `line` is (fixed, slope) if it is affine in the batch size, else None."""
+    """An integer with a value and a symbolic expression.
+
+    `line` is (fixed, slope) if the integer is affine in the batch size, else None.
+    """
 
     __slots__ = ("_place", "line", "env", "value")
 
@@ -66,7 +73,7 @@ class SymInt:
         self.env, self.value, self.line, self._place = env, value, line, place
 
     def place(self) -> int:
-        """Return the index of the integer's node; nodes of an affine integer are added when first needed."""
+        """Return the index of the integer's node. Nodes of an affine integer are added when first needed."""
         if self._place < 0:
             assert self.line is not None
             fixed, slope = self.line
@@ -125,12 +132,15 @@ class SymInt:
 
 
 def as_sym_int(env: ShapeEnv, value: Any) -> SymInt:
-    """Return `value` itself if it is a symbolic integer, or a symbolic constant if it is a plain number."""
+    """Convert a plain number to a symbolic constant. A symbolic integer is returned unchanged."""
     return value if isinstance(value, SymInt) else SymInt(env, int(value), (int(value), 0))
 
 
 def _result(env: ShapeEnv, letter: str, left: Any, right: Any) -> Any:
-    """Return an operation's result: a symbolic integer, or a plain number if the result is a constant."""
+    """Return the result of an operation on integers.
+
+    The result is a plain number if it is constant, else a symbolic integer.
+    """
     a, b = as_sym_int(env, left), as_sym_int(env, right)
     value, line = OPERATIONS[letter](a.value, b.value), _line(letter, a.line, b.line)
     if line is None:
@@ -139,7 +149,10 @@ def _result(env: ShapeEnv, letter: str, left: Any, right: Any) -> Any:
 
 
 def _holds(env: ShapeEnv, letter: str, left: Any, right: Any) -> bool:
-    """Return the result of a comparison, and record it as a guard or narrow the range of batch sizes."""
+    """Return the result of a comparison, and record the result.
+
+    The record is a guard, or a smaller range of batch sizes if both operands are affine.
+    """
     a, b = as_sym_int(env, left), as_sym_int(env, right)
     holds = COMPARISONS[letter](a.value, b.value)
     difference = _line("-", a.line, b.line)
@@ -151,7 +164,7 @@ def _holds(env: ShapeEnv, letter: str, left: Any, right: Any) -> bool:
 
 
 def _line(letter: str, a: tuple[int, int] | None, b: tuple[int, int] | None) -> tuple[int, int] | None:
-    """Return the (fixed, slope) of an operation's result, or None if it is not known to be affine."""
+    """Return (fixed, slope) of an operation's result, or None if it may not be affine."""
     if a is None or b is None:
         return None
     if letter in "+-":
@@ -169,7 +182,10 @@ def _line(letter: str, a: tuple[int, int] | None, b: tuple[int, int] | None) -> 
 
 
 def _refine_range(env: ShapeEnv, comparison: str, difference: tuple[int, int], holds: bool) -> None:
-    """Narrow the range to batch sizes at which comparing `fixed + slope * batch` with 0 gives `holds`."""
+    """Narrow the range to batch sizes at which a comparison has the result `holds`.
+
+    The comparison is between `fixed + slope * batch` and 0.
+    """
     fixed, slope = difference
     if slope == 0:
         return

@@ -73,24 +73,25 @@ class SymTensor:
         return self.transpose(0, 1)
 
     def reshape(self, *sizes: int) -> "SymTensor":
-        """Return a one-dimensional tensor with all elements, if `sizes` is (-1,).
+        """Return a one-dimensional tensor with all elements.
 
-        Raises UnsupportedSymTensorOpError otherwise. Only the rules of sorting reshape.
+        `sizes` must be (-1,). Raises UnsupportedSymTensorOpError otherwise. Only the rules of sorting
+        reshape.
         """
         if sizes != (-1,):
             raise UnsupportedSymTensorOpError(f"reshape{sizes}")
         return SymTensor([self.numel()], [1], self.dtype)
 
     def __getattr__(self, name: str) -> Any:
-        """Raise UnsupportedSymTensorOpError, since the class does not define the attribute."""
+        """Raise UnsupportedSymTensorOpError for an unsupported attribute."""
         raise UnsupportedSymTensorOpError(name)
 
 
 def trace_rule(rule: Rule, args: Any, out: Any, target: Target, env: ShapeEnv) -> GuardedOps:
-    """Return a rule's operations as expressions, with the guards under which the expressions hold.
+    """Return the operations of a workspace rule as expressions with guards.
 
-    The operator's arguments and result consist of symbolic integers of `env`. Raises
-    UnsupportedSymTensorOpError if symbolic tensors cannot follow the rule.
+    The expressions hold if all guards hold. The operator's arguments and result consist of symbolic integers
+    of `env`. Raises UnsupportedSymTensorOpError if symbolic tensors cannot follow the rule.
     """
     sm_count = SymInt(env, target.sm_count, None, env.place((SM_COUNT, 0, 0)))
     steps = rule(args, out, Target(target.capability, sm_count, torch=target.torch))  # type: ignore[arg-type]
@@ -99,7 +100,7 @@ def trace_rule(rule: Rule, args: Any, out: Any, target: Target, env: ShapeEnv) -
 
 
 def _pruned(variant: GuardedOps) -> GuardedOps:
-    """Return the variant without the nodes that neither guards nor operations need."""
+    """Return a copy with only the nodes that guards or operations need."""
     needed = {place for guard in variant.guards for place in (guard.left, guard.right)}
     needed |= {op.node for op in variant.ops if op.kind is not OpKind.CONVOLUTION}
     needed |= {node for convolution in variant.convolutions for node in convolution.nodes}

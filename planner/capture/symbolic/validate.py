@@ -36,10 +36,10 @@ def find_valid_range(
     least: int = FIT_BATCHES[0],
     tried_bytes: tuple[int, ...] = VALIDATION_BYTES,
 ) -> int:
-    """Return the largest tried batch size at which a run agrees with the program, or 0 if no run agrees.
+    """Return the largest tried batch size at which a run agrees with the program.
 
-    `least` is the program's smallest batch size. If a run disagrees and the next smaller run agrees, the end
-    of the valid range is bisected between them.
+    Returns 0 if no run agrees. `least` is the program's smallest batch size. If a run disagrees and the next
+    smaller run agrees, the end of the valid range is bisected between them.
     """
     other = 0  # a batch size at which a run disagrees
     for most_bytes in tried_bytes:
@@ -62,9 +62,10 @@ def _bisect_valid_range(divergence: Divergence, batch: int, other: int, unit: in
 
 
 def batch_with_peak(program: Program, most_bytes: int) -> int:
-    """Return the batch size at which the growing part of live memory reaches `most_bytes`.
+    """Return the batch size at which growing allocations reach `most_bytes`.
 
-    The result is at least `FIT_BATCHES[0] + 2` of the program's units.
+    Allocations that do not depend on the batch size are not counted. The result is at least `FIT_BATCHES[0] +
+    2` of the program's units.
     """
     growing = [
         replace(event, fixed_bytes=0) if isinstance(event, AffineAlloc) else event for event in program.events
@@ -75,7 +76,10 @@ def batch_with_peak(program: Program, most_bytes: int) -> int:
 
 
 def needs_batch_one(program: Program) -> bool:
-    """Return whether a plan may need batch size 1: parameters or four samples exceed `BATCH_ONE_BYTES`."""
+    """Return whether a plan may need the program of batch size 1.
+
+    It may if parameters or four samples exceed `BATCH_ONE_BYTES`.
+    """
     allocs = (event for event in program.events if isinstance(event, AffineAlloc))
     fixed_bytes = sum(event.fixed_bytes for event in allocs if event.category is Category.PARAMETER)
     return fixed_bytes > BATCH_ONE_BYTES or batch_with_peak(program, BATCH_ONE_BYTES) <= FIT_BATCHES[0] + 2

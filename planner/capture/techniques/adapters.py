@@ -1,7 +1,8 @@
-"""Add a peft method's adapters to a model: the adapters are trained, all other weights are frozen.
+"""Add the adapters of a peft method to a model.
 
-The model has the job's precision, as `from_pretrained` returns it; with weights of half precision, peft makes
-adapters in float32 (`autocast_adapter_dtype`).
+The adapters are trained, all other weights are frozen. The model has the job's precision, as
+`from_pretrained` returns it; with weights of half precision, peft makes adapters in float32
+(`autocast_adapter_dtype`).
 """
 
 import inspect
@@ -44,10 +45,11 @@ _OWN = ("autocast_adapter_dtype",)  # keywords of `get_peft_model`, not of the c
 
 
 def attach_adapters(model: nn.Module, job: Job, run: Run = construct_on_meta) -> nn.Module:
-    """Return the model with adapters of the job's peft method, or the model itself if the job uses no peft.
+    """Return the model with the adapters of the job's peft method.
 
-    `run` is called with the function that makes the adapters. Raises UsageError for a method or value that
-    peft does not know, ModelError if peft refuses the model.
+    Without a peft method, the model itself is returned. `run` is called with the function that makes the
+    adapters. Raises UsageError for a method or value that peft does not know, ModelError if peft refuses the
+    model.
     """
     if not job.model.peft:
         return model
@@ -72,10 +74,11 @@ def attach_adapters(model: nn.Module, job: Job, run: Run = construct_on_meta) ->
 
 
 def _configure(peft: Any, model: nn.Module, job: Job, given: dict[str, Any]) -> Any:
-    """Return peft's configuration for the job's method, with the task type of the model's class.
+    """Return peft's configuration for the job's method.
 
-    Models of speech or images get no task type, since peft's classes for tasks call the model with
-    `input_ids`. Raises UsageError for a method or a value that peft does not know.
+    The model's class determines the task type. Models of speech or images get no task type, since peft's
+    classes for tasks call the model with `input_ids`. Raises UsageError for a method or a value that peft
+    does not know.
     """
     method, preset = _VARIANTS.get(job.model.peft, (job.model.peft, {}))
     methods = {str(kind.value).lower(): config for kind, config in peft.PEFT_TYPE_TO_CONFIG_MAPPING.items()}
@@ -98,9 +101,9 @@ def _configure(peft: Any, model: nn.Module, job: Job, given: dict[str, Any]) -> 
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Convert a tuple or a text of comma-separated module names to a list; return other values unchanged.
+    """Convert a tuple, or module names separated by commas, to a list.
 
-    Other values include regular expressions of module names.
+    Other values, such as regular expressions of module names, are returned unchanged.
     """
     if isinstance(value, tuple):
         return list(value)

@@ -22,9 +22,9 @@ def _track_modules(loop: CapturedLoop) -> Iterator[Callable[[], Notes]]:
 
 @contextmanager
 def _compile(loop: CapturedLoop) -> Iterator[Callable[[], Notes]]:
-    """Make torch.compile work on meta tensors inside the context; yield a function that returns notes.
+    """Make torch.compile work on meta tensors inside the context.
 
-    Modules are not tracked, since compiled code calls no modules.
+    Yields a function that returns notes. Modules are not tracked, since compiled code calls no modules.
     """
 
     @contextmanager

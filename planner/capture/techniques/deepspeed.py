@@ -1,7 +1,7 @@
-"""Train on meta by DeepSpeed's own engine, as the first of several ranks: ZeRO 1, 2 and 3.
+"""Train on the meta device with DeepSpeed's own engine, as the first of several ranks.
 
-The model counts as made on the CPU, and `deepspeed.initialize` converts, moves and shards it, as in
-DeepSpeed's guides.
+ZeRO stages 1, 2 and 3 are supported. The model counts as made on the CPU, and `deepspeed.initialize`
+converts, moves and shards it, as in DeepSpeed's guides.
 """
 
 import importlib
@@ -41,7 +41,7 @@ _HELD = {
 
 
 def run_zero(job: Job, model: nn.Module, batch: int, recorder: Recorder) -> tuple[str, ...]:
-    """Train by DeepSpeed's engine for `job.loop.steps` optimizer steps, and return notes on the run."""
+    """Train with DeepSpeed's engine, and return notes on the run. `job.loop.steps` optimizer steps run."""
     config = fill_deepspeed(job, batch, hidden_size_of(model))
     micro_batches = config["gradient_accumulation_steps"]
     few = config["gradient_accumulation_steps"] = min(micro_batches, MOST_MICRO_BATCHES)
@@ -69,7 +69,10 @@ def run_zero(job: Job, model: nn.Module, batch: int, recorder: Recorder) -> tupl
 
 
 def hidden_size_of(model: nn.Module) -> int | None:
-    """Return the hidden size with which transformers fills a DeepSpeed configuration, or None if unknown."""
+    """Return the hidden size in a model's configuration, or None if unknown.
+
+    transformers fills a DeepSpeed configuration with the hidden size.
+    """
     configs = (getattr(one, "config", None) for one in model.modules())  # a step's model is inside a module
     config = next((one for one in configs if one is not None), None)
     sizes = getattr(config, "hidden_sizes", None)
@@ -82,7 +85,10 @@ def _library() -> Any:
 
 
 def _engine(model: nn.Module, job: Job, config: dict[str, Any]) -> Any:
-    """Return DeepSpeed's engine for a model, with the job's optimizer if the configuration names none."""
+    """Return DeepSpeed's engine for a model.
+
+    The engine gets the job's optimizer if the configuration names none.
+    """
     parameters = [*model.parameters()]
     optimizer = None if "optimizer" in config else optimizer_maker(model, job)(model, parameters)
     engine, *_ = _library().initialize(
@@ -102,7 +108,7 @@ def _checkpointed(model: nn.Module, job: Job) -> Iterator[tuple[str, ...]]:
 
 @contextmanager
 def _silenced() -> Iterator[None]:
-    """Limit DeepSpeed's log to errors inside the context, and restore its level on exit."""
+    """Limit DeepSpeed's log to errors inside the context."""
     logger = logging.getLogger("DeepSpeed")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -113,7 +119,10 @@ def _silenced() -> Iterator[None]:
 
 
 class _Loop:
-    """A training loop over DeepSpeed's engine that keeps batch, output and loss alive as a script does."""
+    """A training loop over DeepSpeed's engine.
+
+    The loop keeps batch, output and loss alive, as a script does.
+    """
 
     def __init__(self, job: Job, engine: Any, recorder: Recorder) -> None:
         self._job = job
@@ -123,13 +132,16 @@ class _Loop:
         self._evaluated = LoopVariables()
 
     def start(self, step: int, phase: Phase) -> None:
-        """Start a phase of a step, after setting the categories of blocks unless the step is 0 or begins."""
+        """Start a phase of a step.
+
+        Categories of blocks are set first, except at step 0 and before a batch is loaded.
+        """
         if step > 0 and phase is not Phase.INPUTS:
             self.set_categories()
         self._recorder.start_phase(step, phase)
 
     def run_micro_batch(self, step: int, load_batch: BatchLoader) -> None:
-        """Run one micro-batch; the engine itself decides whether to update the weights after it."""
+        """Run one micro-batch. The engine itself decides whether to update the weights."""
         self.start(step, Phase.INPUTS)
         self._variables.load(load_batch)
         self.start(step, Phase.FORWARD)
@@ -160,7 +172,7 @@ class _Loop:
             engine._zero3_consolidated_16bit_state_dict()
 
     def set_categories(self) -> None:
-        """Set the categories of the blocks that currently hold parameters, gradients and optimizer state."""
+        """Set the categories of the blocks of parameters, gradients and optimizer state."""
         module = self._engine.module
         held = [(one, Category.PARAMETER) for one in (*module.parameters(), *module.buffers())]
         sharded = self._engine.optimizer

@@ -25,9 +25,10 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def shard_blocks(model: nn.Module, job: Job, mesh: Any, recorder: Recorder) -> str:
-    """Shard the repeated blocks of a model, then its remaining parameters, and return a note on the sharding.
+    """Shard a model's repeated blocks, then its remaining parameters.
 
-    With `by=accelerate`, accelerate shards the model. Raises UsageError if `fully_shard` refuses.
+    Returns a note on the sharding. With `by=accelerate`, accelerate shards the model. Raises UsageError if
+    `fully_shard` refuses.
     """
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
@@ -62,7 +63,10 @@ def shard_blocks(model: nn.Module, job: Job, mesh: Any, recorder: Recorder) -> s
 
 
 def _allocate_parts(model: nn.Module) -> None:
-    """Replace each padded shard of a parameter by a tensor without padding, as `to_empty` does on the GPU."""
+    """Replace each padded shard of a parameter by a tensor without padding.
+
+    `to_empty` allocates such tensors on the GPU.
+    """
     for parameter in model.parameters():
         part = cast("Any", parameter)._local_tensor
         if part.untyped_storage().nbytes() != part.numel() * part.element_size():
@@ -70,20 +74,21 @@ def _allocate_parts(model: nn.Module) -> None:
 
 
 def _keep_on_host(model: nn.Module, recorder: Recorder) -> None:
-    """Mark the shards of all parameters as pinned memory of the host; buffers remain on the GPU.
+    """Mark the shards of all parameters as pinned memory of the host.
 
-    FSDP2 itself moves and pins shards only if they are not meta tensors (`reset_sharded_param` of
-    _fsdp_param.py).
+    Buffers remain on the GPU. FSDP2 itself moves and pins shards only if they are not meta tensors
+    (`reset_sharded_param` of _fsdp_param.py).
     """
     for parameter in model.parameters():
         recorder.host.pin(cast("Any", parameter)._local_tensor)
 
 
 def _ends_of(model: Any) -> tuple[tuple[nn.Module, ...], tuple[nn.Module, ...]]:
-    """Return the modules that torchtitan shards before the blocks (embeddings) and after (last norm, head).
+    """Return the modules that torchtitan shards before and after the blocks.
 
-    Source: torchtitan/models/llama3/infra/parallelize.py, `apply_fsdp`. Raises UsageError for a model without
-    these modules or with tied weights.
+    The embeddings come before, the last norm and the head come after. Source:
+    torchtitan/models/llama3/infra/parallelize.py, `apply_fsdp`. Raises UsageError for a model without these
+    modules or with tied weights.
     """
     embeddings = getattr(model, "get_input_embeddings", lambda: None)()
     head = getattr(model, "get_output_embeddings", lambda: None)()
@@ -96,7 +101,7 @@ def _ends_of(model: Any) -> tuple[tuple[nn.Module, ...], tuple[nn.Module, ...]]:
 
 @contextmanager
 def _moved_by_it(model: nn.Module, recorder: Recorder) -> Iterator[None]:
-    """Mark a model's tensors as CPU tensors, and record their move to the GPU inside the context."""
+    """Record a model's move from the CPU to the GPU inside the context."""
     recorder.start_phase(0, Phase.SETUP)
     for tensor in (*model.parameters(), *model.buffers()):
         recorder.host.add(tensor)
@@ -107,7 +112,7 @@ def _moved_by_it(model: nn.Module, recorder: Recorder) -> Iterator[None]:
 
 
 def replacements(on_resize: Callable[[Tensor], None]) -> Iterator[Replacement]:
-    """Yield replacements for functions of FSDP, which let FSDP accept meta tensors as parameters.
+    """Yield replacements that make FSDP accept meta tensors as parameters.
 
     `on_resize` is called with each tensor whose storage FSDP has allocated or freed in place: the gathered
     parameters of a block, before and after the block runs.
@@ -141,10 +146,11 @@ def replacements(on_resize: Callable[[Tensor], None]) -> Iterator[Replacement]:
 
 
 def _padding(reset: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return a wrapper of `reset_sharded_param` that pads meta shards which FSDP did not make itself.
+    """Return a wrapper of `reset_sharded_param` that pads meta shards.
 
-    If a parameter does not divide evenly, the shard that `to_empty` allocates on a late rank is smaller than
-    on other ranks. The first forward pass copies that shard into a block of the padded size.
+    Shards that FSDP made itself are not padded. If a parameter does not divide evenly, the shard that
+    `to_empty` allocates on a late rank is smaller than on other ranks. The first forward pass copies that
+    shard into a block of the padded size.
     """
 
     def run(self: Any) -> None:

@@ -1,8 +1,8 @@
-"""Run a script that sets up its own process group as one rank of a group that sends nothing.
+"""Run a script as one rank of a process group that sends nothing.
 
-The script's `init_process_group` and `destroy_process_group` have no effect, since the group is already open.
-Meshes on `cuda` become meshes on the meta device, and the environment is as in a process that torchrun
-started.
+The script sets up its own process group. The script's `init_process_group` and `destroy_process_group` have
+no effect, since the group is already open. Meshes on `cuda` become meshes on the meta device, and the
+environment is as in a process that torchrun started.
 """
 
 import functools
@@ -96,10 +96,10 @@ def _replacements() -> Iterator[Replacement]:
 
 
 def _address(plain: Callable[[Tensor], int]) -> Callable[[Tensor], int]:
-    """Return a wrapper of `Tensor.data_ptr` that gives accelerate distinct addresses of meta storages.
+    """Return a wrapper of `Tensor.data_ptr` that gives meta storages distinct addresses.
 
-    accelerate identifies an optimizer's parameters by address while it shards them
-    (accelerate/accelerator.py).
+    Only callers in accelerate get the distinct addresses. accelerate identifies an optimizer's parameters by
+    address while it shards them (accelerate/accelerator.py).
     """
 
     @functools.wraps(plain)
@@ -133,7 +133,10 @@ def _refusing(what: str) -> Callable[..., None]:
 
 
 def _on_gpu(plain: Callable[..., None]) -> Callable[..., None]:
-    """Return a wrapper of `FSDPParam.__init__` that raises UsageError if shards are offloaded to the CPU."""
+    """Return a wrapper of `FSDPParam.__init__` that refuses shards on the CPU.
+
+    It raises UsageError for a CPUOffloadPolicy.
+    """
 
     @functools.wraps(plain)
     def make(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -146,7 +149,7 @@ def _on_gpu(plain: Callable[..., None]) -> Callable[..., None]:
 
 
 def _of_any_backend(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a wrapper of `new_group` that ignores `backend` and `device_id`, and uses the open backend."""
+    """Return a wrapper of `new_group` that uses the open backend. `backend` and `device_id` are ignored."""
 
     @functools.wraps(plain)
     def make(*args: Any, backend: Any = None, **kwargs: Any) -> Any:
@@ -157,7 +160,7 @@ def _of_any_backend(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _on_meta(plain: Callable[..., None]) -> Callable[..., None]:
-    """Return a wrapper of `DeviceMesh.__init__` that makes a mesh on the meta device, not of GPUs."""
+    """Return a wrapper of `DeviceMesh.__init__` that puts meshes of GPUs on the meta device."""
 
     @functools.wraps(plain)
     def make(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:

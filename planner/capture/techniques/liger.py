@@ -24,9 +24,10 @@ _PATCHED = ("transformers.models.", "transformers.loss.")
 
 @contextmanager
 def _liger_kernels(model: nn.Module, job: Job) -> Iterator[None]:
-    """Apply Liger's kernels to the model, and restore the patched functions of transformers on exit.
+    """Apply Liger's kernels to the model.
 
-    Raises ModelError if Liger has no kernels for the model, or if Liger fails.
+    On exit, the patched functions of transformers are restored. Raises ModelError if Liger has no kernels for
+    the model, or if Liger fails.
     """
     with quiet():
         patches = import_library("liger_kernel.transformers.monkey_patch", extra="liger")
@@ -58,12 +59,15 @@ def has_liger_kernels(model: nn.Module) -> bool:
 
 
 def _is_patched(name: str) -> bool:
-    """Return whether a module's name belongs to a model or a loss of transformers, which Liger may patch."""
+    """Return whether Liger may patch the module named `name`.
+
+    Liger patches models and losses of transformers.
+    """
     return name.startswith(_PATCHED) and ("modeling" in name or "loss" in name)
 
 
 def _find_model(model: nn.Module, known: Any) -> nn.Module | None:
-    """Return the outermost transformers model of a type that Liger supports, or None if there is none.
+    """Return the outermost transformers model that Liger supports, or None if there is none.
 
     It may be inside a peft model.
     """

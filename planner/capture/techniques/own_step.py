@@ -30,9 +30,10 @@ class BatchOnHostError(PlannerError):
 
 
 def run_steps(loop: CapturedLoop) -> Notes:
-    """Record the set-up and all steps of a user's own training step or trainer, and return notes.
+    """Record a user's own training step or trainer, and return notes.
 
-    Raises BatchOnHostError if a step uses its batch on the CPU together with tensors of the GPU.
+    The set-up and all steps are recorded. Raises BatchOnHostError if a step uses its batch on the CPU
+    together with tensors of the GPU.
     """
     job, model, recorder = loop.job, loop.model, loop.recorder
     assert isinstance(model, StepModule)
@@ -87,9 +88,9 @@ def _record_held(model: StepModule, job: Job, recorder: Recorder, loaded: dict[i
 
 
 def _leave_on_cpu(model: StepModule, job: Job, recorder: Recorder) -> None:
-    """Mark parameters and buffers as CPU tensors if user code moved their modules to the CPU.
+    """Mark the parameters and buffers of modules on the CPU as CPU tensors.
 
-    Raises ModelError if all modules with parameters are on the CPU.
+    User code moved the modules to the CPU. Raises ModelError if all modules with parameters are on the CPU.
     """
     held = modules_on_cpu()
     on_cpu = [module for module in model.modules() if module in held]

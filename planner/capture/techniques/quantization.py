@@ -11,7 +11,10 @@ from planner.jobs import Job
 
 
 def _quantize(model: BuiltModel, job: Job) -> BuiltModel:
-    """Quantize linear layers as the job says; return the model with the tensors that quantizing allocates."""
+    """Quantize a model's linear layers as the job says.
+
+    Returns the model with the tensors that quantizing allocates.
+    """
     module = quantize_linears(model.module, job)
     return BuiltModel(module, quantize_on_meta(module))
 

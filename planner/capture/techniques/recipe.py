@@ -34,7 +34,7 @@ def _freeze(model: BuiltModel, job: Job) -> BuiltModel:
 
 
 def run_recipe(loop: CapturedLoop) -> Notes:
-    """Record the set-up and the steps of a job with its loss and optimizer, and return notes."""
+    """Record the set-up and the steps of a job, and return notes."""
     job, model, recorder = loop.job, loop.model, loop.recorder
     if job.loop.loss is Loss.TRAINING_STEP:
         recorder.facts.add(Fact.WEIGHTS_FROM_HOST)  # as Lightning's strategies load checkpoints
@@ -69,7 +69,10 @@ def run_recipe(loop: CapturedLoop) -> Notes:
 
 
 def _record_criterion(criterion: Criterion | None, recorder: Recorder) -> Iterator[nn.Parameter]:
-    """Record the tensors of the loss if it is a module, and yield the module's parameters."""
+    """Record the tensors of a loss module, and yield its parameters.
+
+    A loss without a module has no tensors.
+    """
     module = None if criterion is None else criterion.module
     if module is not None:
         name = type(module).__name__

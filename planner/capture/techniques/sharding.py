@@ -1,4 +1,7 @@
-"""Shard a model over ranks: split the weights of its layers (`--tp`), then shard its blocks (`--fsdp`)."""
+"""Shard a model over ranks.
+
+The weights of layers are split first (`--tp`), then blocks are sharded (`--fsdp`).
+"""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -33,10 +36,10 @@ def _open_model(model: nn.Module, job: Job, recorder: Recorder) -> Iterator[Note
 
 
 def _shard_model(model: nn.Module, job: Job, recorder: Recorder) -> tuple[str, ...]:
-    """Split the weights of a model's layers and shard its blocks as the job specifies, and return notes.
+    """Split a model's weights and shard its blocks as the job specifies.
 
-    If accelerate shards the model, it moves the model from the CPU, which `recorder` records. If all ranks
-    hold equal parts, `Fact.EQUAL_PARTS` is added to the recorder's facts.
+    Returns notes. If accelerate shards the model, it moves the model from the CPU, which `recorder` records.
+    If all ranks hold equal parts, `Fact.EQUAL_PARTS` is added to the recorder's facts.
 
     Raises UsageError for a model without a tensor-parallel plan.
     """
@@ -52,7 +55,7 @@ def _shard_model(model: nn.Module, job: Job, recorder: Recorder) -> tuple[str, .
 
 
 def _has_equal_parts(model: nn.Module) -> bool:
-    """Return whether each sharded parameter divides evenly, so that all ranks hold equal parts."""
+    """Return whether all ranks hold equal parts of each sharded parameter."""
     from torch.distributed.tensor import DTensor
 
     return all(_is_even(one) for one in model.parameters() if isinstance(one, DTensor))
@@ -67,7 +70,10 @@ def _is_even(parameter: Any) -> bool:
 
 
 def _mesh(job: Job) -> Any:
-    """Return the mesh of all ranks, with a dimension for each of "replicate", "shard" and "tp" in use."""
+    """Return the mesh of all ranks on the meta device.
+
+    The dimensions in use among "replicate", "shard" and "tp" are present.
+    """
     from torch.distributed.device_mesh import init_device_mesh
 
     ranks, replicas = job.sharding.fsdp, job.sharding.fsdp_arg.replicas
@@ -81,7 +87,7 @@ def _mesh(job: Job) -> Any:
 
 
 def _with_last_synced(load_batch: BatchLoader, model: nn.Module, job: Job) -> BatchLoader:
-    """Return a loader with which FSDP reduces gradients only in the last micro-batch of each step.
+    """Return a loader that makes FSDP reduce gradients only in a step's last micro-batch.
 
     In earlier micro-batches, gradients stay unsharded on each rank (`set_requires_gradient_sync`). The given
     loader is returned if the job does not accumulate, does not use FSDP, or syncs each micro-batch.
@@ -101,7 +107,7 @@ def _with_last_synced(load_batch: BatchLoader, model: nn.Module, job: Job) -> Ba
 
 
 def _keep_parameters(parameters: Iterable[nn.Parameter], recorder: Recorder) -> None:
-    """Set the category of all parameters again, since FSDP may have copied their shards."""
+    """Set the category of all parameters again. FSDP may have copied their shards."""
     for parameter in parameters:
         recorder.set_category(parameter, Category.PARAMETER)
 

@@ -18,7 +18,10 @@ Notes = tuple[str, ...]
 
 
 class BuiltModel(Struct, frozen=True):
-    """A model of meta tensors, with the tensors that its quantized modules allocate when moved to the GPU."""
+    """A model of meta tensors, with the tensors that quantized modules allocate.
+
+    The tensors are allocated when the modules move to the GPU.
+    """
 
     module: nn.Module
     loaded: dict[int, list[Tensor]] = {}  # by the `id` of the quantized module, in order of allocation
@@ -57,10 +60,11 @@ def watch_nothing(_: CapturedLoop) -> Iterator[Callable[[], Notes]]:
 
 
 class Technique(Struct, frozen=True):
-    """The functions by which one technique takes part in a capture, in the order in which they are called.
+    """The functions by which one technique takes part in a capture.
 
-    A capture calls the functions of all techniques that a job uses, in the order of the table
-    (`planner/capture/techniques/table.py`). A function that is not given has no effect.
+    The fields are in the order of the calls. A capture calls the functions of all techniques that a job uses,
+    in the order of the table (`planner/capture/techniques/table.py`). A function that is not given has no
+    effect.
     """
 
     is_used: Callable[[Job], bool]

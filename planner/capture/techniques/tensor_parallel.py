@@ -1,4 +1,4 @@
-"""Split the weights of a model's layers over the ranks of a mesh, by the model's plan in transformers."""
+"""Split the weights of a model's layers over ranks, by the model's plan in transformers."""
 
 from typing import Any
 
@@ -10,9 +10,10 @@ from planner.jobs import Job
 
 
 def split_tensors(model: Any, job: Job, mesh: Any) -> str:
-    """Split a model's weights in place, as `from_pretrained(tp_plan="auto")` does, and return a note.
+    """Split a model's weights in place, and return a note.
 
-    Raises UsageError if the model has no plan, or if its weights cannot be divided as the plan requires.
+    The split is as by `from_pretrained(tp_plan="auto")`. Raises UsageError if the model has no plan, or if
+    its weights cannot be divided as the plan requires.
     """
     where = f"{job.model.name}: --tp {job.sharding.tp}"
     if not getattr(model, "tp_plan", None):

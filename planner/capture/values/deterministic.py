@@ -16,9 +16,10 @@ SEED = 0
 
 @contextmanager
 def construct_with_buffers() -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """Keep the values of the buffers of models that are constructed on the meta device inside the context.
+    """Keep the buffer values of models that are built inside the context.
 
-    Yields a list to which pairs of a buffer with values and its counterpart on the meta device are added.
+    The models are built on the meta device. Yields a list to which pairs of a buffer with values and its
+    counterpart on the meta device are added.
     """
     buffers: list[tuple[Tensor, Tensor]] = []
 

@@ -1,4 +1,7 @@
-"""Define the two ways to run a capture's operators: by shapes alone, or with values on the CPU."""
+"""Define the two ways to run a capture's operators.
+
+Operators run by shapes alone, or with values on the CPU.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -53,14 +56,17 @@ class Shapes:
 
 
 class Values:
-    """An interpretation that computes on the CPU the values that a model reads."""
+    """An interpretation that computes values on the CPU when a model reads them."""
 
     has_values = True
 
     def __init__(
         self, capability: tuple[int, int], first_read: DataDependentError, policy: ReadPolicy
     ) -> None:
-        """Set the capability, the error of the read that made values necessary, and the limits of reads."""
+        """Set the first read, the limits of reads and the compute capability.
+
+        `first_read` is the error of the read that made values necessary.
+        """
         self._capability, self._first_read, self._policy = capability, first_read, policy
         self._interpreter: ValueInterpreter | None = None
 
@@ -75,7 +81,10 @@ class Values:
             yield model, self._interpreter.run
 
     def describe(self, trace: Trace) -> Trace:
-        """Return the trace with notes on the values read, and a fact if random values decided shapes."""
+        """Return the trace with notes on the values that were read.
+
+        A fact is added if random values decided shapes.
+        """
         values = self._interpreter
         assert values is not None
         facts = {Fact.RANDOM_SIZES} if values.has_random_shapes else set()

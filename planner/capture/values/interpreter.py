@@ -61,7 +61,10 @@ class DataDependentError(ModelError):
         self.place = place
 
     def notes(self, values: "ValueInterpreter") -> tuple[str, ...]:
-        """Return notes on how a second capture (`values`) got the values read at the error's place."""
+        """Return notes on how a second capture got the values that were read.
+
+        `values` interpreted the second capture.
+        """
         if values.has_random_shapes:
             how = (
                 "shapes that depend on them come from values drawn at random on the CPU, not from data and "
@@ -77,7 +80,7 @@ class DataDependentError(ModelError):
 
 
 class ValueInterpreter:
-    """An interpreter that runs one capture's operators on meta tensors and computes values that are read."""
+    """An interpreter that runs operators on meta tensors and computes the values that are read."""
 
     def __init__(
         self,
@@ -85,7 +88,10 @@ class ValueInterpreter:
         known: Sequence[tuple[Tensor, Tensor]] = (),
         policy: ReadPolicy | None = None,
     ) -> None:
-        """Set the initial values; `known` are pairs of a tensor with values and its meta counterpart."""
+        """Set the initial values of tensors.
+
+        `known` are pairs of a tensor with values and its meta counterpart.
+        """
         self.has_random_reads = False
         self.has_random_shapes = False  # whether random values decided the shape of a result
         self._policy = ReadPolicy() if policy is None else policy
@@ -100,10 +106,11 @@ class ValueInterpreter:
             self._set_value(like, StorageValue(storage.nbytes(), real.dtype, None, storage))
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], phase: Phase) -> Any:
-        """Run an operator on the meta device and defer its value, or run it on the CPU if it needs values.
+        """Run an operator on the meta device and defer its value.
 
-        An operator needs values if it fails on the meta device. Values of gradients and of the optimizer's
-        steps are not followed, so parameters keep their values.
+        An operator that needs values runs on the CPU instead. An operator needs values if it fails on the
+        meta device. Values of gradients and of the optimizer's steps are not followed, so parameters keep
+        their values.
         """
         if not any(map(_is_on_meta, leaves_of(args, kwargs))):
             return func(*args, **kwargs)
@@ -126,7 +133,10 @@ class ValueInterpreter:
         return out
 
     def notes(self) -> tuple[str, ...]:
-        """Return notes on reused and guessed values, and on the lines that read values if several do so."""
+        """Return notes on reused and guessed values, and on the lines that read values.
+
+        Lines are noted if there are several.
+        """
         notes = []
         if self._reused_results and self._policy.results is not None:
             log = self._policy.results
@@ -161,7 +171,10 @@ class ValueInterpreter:
             self._storages[key] = weakref.ref(storage, forget)
 
     def _view(self, leaf: Any) -> Any:
-        """Return a view of a meta tensor's value, the CPU for the meta device, or another leaf unchanged."""
+        """Return a view of a meta tensor's value.
+
+        The meta device becomes the CPU; another leaf is returned unchanged.
+        """
         if isinstance(leaf, torch.device) and leaf.type == "meta":
             return _CPU
         if not (isinstance(leaf, Tensor) and leaf.is_meta):
@@ -174,7 +187,7 @@ class ValueInterpreter:
         return TensorView(value, leaf.dtype, leaf.shape, leaf.stride(), int(leaf.storage_offset()))
 
     def _defer(self, op: DeferredOp, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Defer the values of the storages that an operator writes or makes until they are read."""
+        """Defer the values of the storages that an operator writes or makes."""
         for tensor in filter(_is_on_meta, written_arguments(op.func, args, kwargs)):
             old = self._values[tensor.untyped_storage()._cdata]
             if all(old is not other for other, _ in op.written):
@@ -192,9 +205,10 @@ class ValueInterpreter:
     # ---- reads
 
     def _without_masks(self, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Return the indices with each mask replaced by one meta tensor for each dimension of the mask.
+        """Replace each mask among the indices by meta tensors.
 
-        Each meta tensor has as many elements as the mask has true elements, whose number is read.
+        A mask gets one meta tensor for each of its dimensions. Each meta tensor has as many elements as the
+        mask has true elements, whose number is read.
         """
         replaced: list[Tensor | None] = []
         for index in indices:
@@ -244,10 +258,10 @@ class ValueInterpreter:
     def _run_on_cpu(
         self, op: DeferredOp, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
     ) -> Any:
-        """Return the result of an operator that fails on the meta device: computed, guessed or reused.
+        """Return the result of an operator that fails on the meta device.
 
-        A reused result is from another run. Raises `error`, the operator's error on the meta device, if the
-        operator fails on the CPU too or returns a sparse tensor.
+        The result is computed, guessed or reused. A reused result is from another run. Raises `error`, the
+        operator's error on the meta device, if the operator fails on the CPU too or returns a sparse tensor.
         """
         func, inputs, results = op.func, op.inputs, self._policy.results
         if self._policy.guesses_numbers and self._is_large_number(func, args, inputs):
@@ -287,7 +301,10 @@ class ValueInterpreter:
         return out if stays else map_leaves(lambda real: self._like(real, is_random), out)
 
     def _is_large_number(self, func: Any, args: tuple[Any, ...], inputs: list[StorageValue]) -> bool:
-        """Return whether a float from large random tensors is read, and if so note the line that reads it."""
+        """Return whether a float from large random tensors is read.
+
+        If so, the line that reads the float is noted.
+        """
         if func is not aten._local_scalar_dense.default or not args[0].dtype.is_floating_point:
             return False
         pending = inspect_pending(inputs)
@@ -305,7 +322,10 @@ class ValueInterpreter:
         return out
 
     def _like(self, real: Any, is_random: bool) -> Any:
-        """Return the meta counterpart of a real tensor, with its value, or any other `real` unchanged."""
+        """Return the meta counterpart of a real tensor, with its value.
+
+        Other objects are returned unchanged.
+        """
         if not isinstance(real, Tensor):
             return real
         real = real.clone()  # a dense copy, which keeps the strides of a dense tensor
@@ -317,7 +337,10 @@ class ValueInterpreter:
 
 
 def _source(inputs: list[StorageValue]) -> str:
-    """Return the name of the operator that makes a read's only input, or "" if there is no such operator."""
+    """Return the name of the operator that makes a read's only input.
+
+    Returns "" if there is no such operator.
+    """
     op = inputs[0].made_by if len(inputs) == 1 else None
     return "" if op is None else str(op.func._schema.name)
 

@@ -1,4 +1,4 @@
-"""Compute values of storages on `meta` on the CPU when they are read.
+"""Compute the values of meta storages on the CPU when they are read.
 
 Each storage has a `StorageValue`: a deferred operator with its arguments, or bytes once they are computed. An
 in-place write makes a new value, so that earlier deferred operators still see the old value.
@@ -29,7 +29,10 @@ _OWN_KERNELS: dict[str, Callable[..., Any]] = {"torchvision::nms": nms}  # not i
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class StorageValue:
-    """The value of a storage: the deferred operator that makes it, or bytes once they are computed."""
+    """The value of a storage, deferred or computed.
+
+    A deferred value has the operator that makes it, a computed value has bytes.
+    """
 
     size_bytes: int
     dtype: torch.dtype
@@ -53,13 +56,16 @@ class TensorView:
         return empty.set_(storage, self.offset, self.size, self.stride)
 
     def layout(self) -> "TensorView":
-        """Return a view with this layout but an empty value, so that this view's value is not kept alive."""
+        """Return a view with the same layout but an empty value.
+
+        The original value is then not kept alive.
+        """
         return TensorView(StorageValue(0, self.dtype), self.dtype, self.size, self.stride, self.offset)
 
 
 @dataclass(slots=True, eq=False)
 class DeferredOp:
-    """An operator with its arguments, and references to the values that running it writes or makes."""
+    """An operator with its arguments, and references to the values that it will compute."""
 
     func: Any
     args: tuple[Any, ...]  # each meta tensor as a `TensorView`, here and in `kwargs`
@@ -83,9 +89,10 @@ class DeferredOp:
 
 
 def compute(op: DeferredOp) -> tuple[Any, dict[int, torch.UntypedStorage]]:
-    """Run an operator on the CPU; return its result, and copies of the storages that it writes.
+    """Run an operator on the CPU.
 
-    The copies are keyed by the id of the value before the write.
+    Returns the result, and copies of the storages that the operator writes. The copies are keyed by the id of
+    the value before the write.
     """
     written = {id(view.value) for view in written_arguments(op.func, op.args, op.kwargs)}
     copies: dict[int, torch.UntypedStorage] = {}
@@ -126,7 +133,7 @@ def run(op: DeferredOp) -> None:
 
 
 def materialize(value: StorageValue) -> bool:
-    """Compute a value and all values that it depends on; return whether a value was drawn at random."""
+    """Compute a value and all values that it depends on. Returns whether a value was drawn at random."""
     is_any_random = False
     waiting = [value]  # a stack instead of recursion, since chains may be deep
     while waiting:
@@ -148,7 +155,7 @@ def materialize(value: StorageValue) -> bool:
 
 
 class Pending(NamedTuple):
-    """The largest and the total size of values that a read computes, and whether random values are read."""
+    """The sizes of the values that a read must compute, and whether a value is random."""
 
     largest_bytes: int
     total_bytes: int
@@ -156,7 +163,7 @@ class Pending(NamedTuple):
 
 
 def inspect_pending(values: Sequence[StorageValue], most_bytes: float = float("inf")) -> Pending:
-    """Return the sizes of the values that must be computed to read `values`, and whether one is random.
+    """Return the sizes of the values that must be computed to read `values`.
 
     Counting stops once a value is random and the largest size exceeds `most_bytes`.
     """
@@ -181,7 +188,7 @@ def inspect_pending(values: Sequence[StorageValue], most_bytes: float = float("i
 
 
 def randomize(value: StorageValue) -> torch.UntypedStorage:
-    """Return a storage of random numbers if the value's dtype is floating-point, or of zeros otherwise.
+    """Return a storage of random numbers, or of zeros if the dtype is not floating-point.
 
     The numbers are normally distributed; the zeros are valid indices. Raises BatchTooLargeError for a value
     of more than `MOST_BYTES`.
@@ -199,9 +206,10 @@ def randomize(value: StorageValue) -> torch.UntypedStorage:
 
 
 def _finite(func: Any, values: Tensor) -> Tensor:
-    """Return `values` without NaN, and without infinities if the operator makes infinities of finite values.
+    """Return `values` without NaN.
 
-    In the planned run training works, so a model's checks for NaN and infinity find none.
+    Infinities are replaced too if the operator makes infinities of finite values. In the planned run training
+    works, so a model's checks for NaN and infinity find none.
     """
     if not values.dtype.is_floating_point:
         return values
@@ -211,7 +219,10 @@ def _finite(func: Any, values: Tensor) -> Tensor:
 
 
 def _laid_out(real: Tensor, layout: TensorView, size_bytes: int) -> torch.UntypedStorage:
-    """Return a storage of `size_bytes` with a real tensor's values in the layout of the meta tensor."""
+    """Return a storage with a real tensor's values in the layout of the meta tensor.
+
+    The storage has `size_bytes` bytes.
+    """
     storage = real.untyped_storage()
     as_on_meta = real.stride() == layout.stride and real.storage_offset() == layout.offset
     if not as_on_meta or storage.nbytes() != size_bytes:
@@ -221,7 +232,7 @@ def _laid_out(real: Tensor, layout: TensorView, size_bytes: int) -> torch.Untype
 
 
 def written_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """Return the tensors, or `TensorView`s, among the arguments that an operator writes to."""
+    """Return the tensors that an operator writes to, among the arguments. A tensor may be a `TensorView`."""
     written: list[Any] = []
     for position, name in _written_places(func):
         value = args[position] if position < len(args) else kwargs.get(name)

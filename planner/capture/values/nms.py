@@ -1,4 +1,7 @@
-"""Compute non-maximum suppression on the CPU, for a torchvision whose compiled operators do not load."""
+"""Compute non-maximum suppression on the CPU.
+
+torchvision's compiled operators do not load in all installations.
+"""
 
 import numpy as np
 import torch
@@ -23,7 +26,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
 
 
 def _survivors(corners: NDArray[np.float64], threshold: float) -> NDArray[np.bool_]:
-    """Return for each box whether it is kept; the boxes are sorted from the best score to the worst."""
+    """Return for each box whether it is kept. The boxes are sorted from the best score to the worst."""
     is_usual = threshold >= 0 and bool((corners[:, 2:] >= corners[:, :2]).all())
     near = _near(corners[:, 0], corners[:, 2], threshold) if is_usual else None
     if near is None:
@@ -42,11 +45,11 @@ def _survivors(corners: NDArray[np.float64], threshold: float) -> NDArray[np.boo
 
 
 def _near(left: NDArray[np.float64], right: NDArray[np.float64], threshold: float) -> Pairs | None:
-    """Return pairs of boxes close enough in x to overlap beyond the threshold, or None if there are too many.
+    """Return pairs of boxes that may overlap beyond the threshold, or None if too many.
 
-    `left` and `right` are the boxes' sides. More than `MOST_PAIRS` pairs are too many. An overlapping pair
-    shares more than the threshold of each box's width. So the box that begins further right begins within the
-    first 1 - threshold of the other box's width.
+    The boxes of a pair are close enough in x. `left` and `right` are the boxes' sides. More than `MOST_PAIRS`
+    pairs are too many. An overlapping pair shares more than the threshold of each box's width. So the box
+    that begins further right begins within the first 1 - threshold of the other box's width.
     """
     by_left = np.argsort(left, kind="stable")
     begins = left[by_left]

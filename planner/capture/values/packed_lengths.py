@@ -1,4 +1,7 @@
-"""Treat packed sequences of unknown lengths as full, since lengths are values of the batch."""
+"""Treat packed sequences of unknown lengths as full.
+
+Lengths are values of the batch.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,9 +22,10 @@ def full_lengths() -> Iterator[dict[str, None]]:
     pack = torch._VF._pack_padded_sequence
 
     def pack_full(data: Tensor, lengths: Tensor, batch_first: bool) -> Any:
-        """Pack a padded batch by `lengths`, or as full if `lengths` is a meta tensor or not all positive.
+        """Pack a padded batch by `lengths`, or as full if `lengths` is unknown.
 
-        A batch that is packed as full adds a note.
+        `lengths` is unknown if it is a meta tensor or not all positive. A batch that is packed as full adds a
+        note.
         """
         if lengths.is_meta or bool((lengths <= 0).any()):
             steps = data.shape[1 if batch_first else 0]

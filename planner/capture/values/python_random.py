@@ -29,7 +29,10 @@ def watch_python_random() -> Iterator[Callable[[], tuple[str, ...]]]:
 
 
 def _states() -> dict[str, Any]:
-    """Return the states of Python's and, if imported, numpy's global generators, keyed by module name."""
+    """Return the states of Python's and numpy's global generators, keyed by module name.
+
+    numpy's generator is left out if numpy is not imported.
+    """
     states: dict[str, Any] = {"random": random.getstate()}
     numpy = sys.modules.get("numpy")
     if numpy is not None:

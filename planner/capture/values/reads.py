@@ -1,9 +1,10 @@
-"""Reuse results of value reads at a small batch size for tensors that are too large or too many to compute.
+"""Reuse the values that a model reads at a small batch size.
 
-A check for NaN or a logged mean may read a gigabyte at the batch sizes that a plan tries, without effect on
-memory; a detector reads small tensors for each of its images. Such a read gets the result of the same line at
-a batch size at which it is cheap. Conditions and numbers are reused unchanged; counts, for example of a
-mask's true elements, are scaled in proportion.
+Values are reused if tensors are too large or too many to compute. A check for NaN or a logged mean may read a
+gigabyte at the batch sizes that a plan tries, without effect on memory; a detector reads small tensors for
+each of its images. Such a read gets the result of the same line at a batch size at which it is cheap.
+Conditions and numbers are reused unchanged; counts, for example of a mask's true elements, are scaled in
+proportion.
 """
 
 from collections.abc import Callable
@@ -41,7 +42,10 @@ Key = tuple[str, str]  # an operator and the line that calls it
 
 
 class LargeReadError(ModelError):
-    """Raised if a read needs values of a large random tensor and no results of another run are given."""
+    """Raised if a read needs values of a large random tensor.
+
+    The read has no results of another run to reuse.
+    """
 
     def __init__(self, size_bytes: int) -> None:
         super().__init__(f"values of a tensor of {size_bytes} bytes are read")
@@ -65,7 +69,10 @@ class ReadResult:
 
 @dataclass(slots=True)
 class ReadLog:
-    """The results of one run's value reads in order, keyed by operator and source line."""
+    """The results of one run's value reads, keyed by operator and source line.
+
+    The results of a key are in the order of the reads.
+    """
 
     batch: int
     new_batch: int  # the batch size for which the results are reused
@@ -74,7 +81,7 @@ class ReadLog:
     _positions: dict[Key, int] = field(default_factory=dict)
 
     def reused_for(self, batch: int) -> "ReadLog":
-        """Return a log of the same results for another batch size, to be read from the start."""
+        """Return a log of the same results for another batch size. The new log is read from the start."""
         return ReadLog(self.batch, batch, _results=self._results)
 
     def append(self, key: Key, result: ReadResult) -> None:
@@ -82,7 +89,10 @@ class ReadLog:
         self._results.setdefault(key, []).append(result)
 
     def next_result(self, key: Key) -> ReadResult | None:
-        """Return a key's next result, starting over after the last result, or None if it has no results."""
+        """Return a key's next result, or None if the key has no results.
+
+        The first result follows the last.
+        """
         results = self._results.get(key)
         if not results:
             return None
@@ -93,21 +103,21 @@ class ReadLog:
 
 @dataclass(slots=True)
 class ReadLogs:
-    """The results of value reads in a job's runs at small batch sizes, and the bytes that reads compute."""
+    """The results of value reads in a job's runs at small batch sizes."""
 
     by_batch: dict[int, ReadLog] = field(default_factory=dict)
     too_many: int | None = None  # batch size whose reads were too many to compute; None if unknown
     bytes_of_sample: float = 0.0  # bytes that the reads of a run compute, divided by its batch size
 
     def are_too_many(self, batch: int) -> bool:
-        """Return whether the reads of a run at a batch size are certainly too many to compute."""
+        """Return whether a run at a batch size makes too many reads to compute. Return False if unknown."""
         is_known = self.too_many is not None and batch >= self.too_many
         return is_known or self.bytes_of_sample * batch > 2 * _MOST_BYTES_OF_RUN
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPolicy:
-    """Limits on the value reads of one run, and the logs that it reuses and fills."""
+    """Limits on the value reads of one run, with logs to reuse and to fill."""
 
     # Maps a read's operator to the size of the largest random tensor that the read may compute.
     most_bytes: Callable[[Any], float] = lambda func: inf
@@ -118,7 +128,7 @@ class ReadPolicy:
 
     @property
     def reuses_all(self) -> bool:
-        """Return whether all reads of random values reuse results, not only reads of large tensors."""
+        """Return whether all reads of random values reuse results. If not, only reads of large tensors do."""
         return self.most_bytes is _none
 
 
@@ -131,11 +141,11 @@ def run_with_reads(
     logs: ReadLogs | None = None,
     guesses_numbers: bool = False,
 ) -> Run:
-    """Return the result of `run` at a batch size; too large or too many reads reuse another run's results.
+    """Run a capture at a batch size, and return its result.
 
-    Reused results are from a run at a small batch size. `logs` holds the results of such runs, and further
-    logs are added to it. With `guesses_numbers`, a floating-point number read from large random tensors is
-    `GUESS`.
+    If reads are too large or too many, results of another run's reads are reused. Reused results are from a
+    run at a small batch size. `logs` holds the results of such runs, and further logs are added to it. With
+    `guesses_numbers`, a floating-point number read from large random tensors is `GUESS`.
     """
     logs = ReadLogs() if logs is None else logs
     policy = partial(ReadPolicy, guesses_numbers=guesses_numbers)
@@ -166,7 +176,10 @@ def run_with_reads(
 
 
 def _results_of_large(size: int, results_at: Callable[..., ReadLog]) -> ReadLog:
-    """Return the results of reads at the batch size `size`, or at a smaller size if reads are too large."""
+    """Return the results of reads at a small batch size.
+
+    The batch size is `size`, or smaller if reads are too large.
+    """
     while size > SMALLEST_BATCH:
         try:
             return results_at(size, lambda func: 4 * SMALL_BYTES)
@@ -184,18 +197,19 @@ def _most_bytes(func: Any) -> float:
 
 
 def _smaller_batch(batch: int, size_bytes: int) -> int:
-    """Return a batch size at which a read that takes `size_bytes` at the batch size `batch` is cheap.
+    """Return a smaller batch size at which a large read is cheap.
 
-    The result is a power of two, and at least `SMALLEST_BATCH`.
+    The read takes `size_bytes` at the batch size `batch`. The result is a power of two, and at least
+    `SMALLEST_BATCH`.
     """
     fitting = min(batch // 2, batch * SMALL_BYTES // size_bytes)
     return max(SMALLEST_BATCH, 1 << max(fitting.bit_length() - 1, 0))
 
 
 def result_of(func: Any, elements: int, out: Any) -> ReadResult:
-    """Convert a read's result to the form in which a log stores it: a number, a small copy, or shapes.
+    """Convert the result of a read to the form that a log stores.
 
-    A large copy on the CPU is stored as None.
+    The form is a number, a small copy, or shapes. A large copy on the CPU is stored as None.
     """
     if func is aten._to_copy.default and isinstance(out, Tensor):
         return ReadResult(elements, out.clone() if out.numel() <= _MOST_ELEMENTS else None)
@@ -206,22 +220,22 @@ def result_of(func: Any, elements: int, out: Any) -> ReadResult:
 
 
 def is_count(number: object, source: str) -> bool:
-    """Return whether a number is an integer that an operator (`source`) made by counting elements."""
+    """Return whether a number is a count of elements. `source` is the operator that made the number."""
     return isinstance(number, int) and not isinstance(number, bool) and source in _COUNTS
 
 
 def scaled_count(result: ReadResult, elements: int) -> int:
-    """Return a stored count scaled in proportion to the number of elements that a read covers."""
+    """Scale a stored count in proportion to the number of elements that a read covers."""
     count: int = round(result.out * elements / max(result.elements, 1))
     return count
 
 
 def scaled_result(func: Any, result: ReadResult, read: Tensor) -> Any:
-    """Return the result of reading the tensor `read`, derived from the stored result for a smaller tensor.
+    """Return the result of reading a tensor, derived from a stored result.
 
-    The length of a selection is scaled in proportion, and a number is returned unchanged. Returns None for a
-    copy on the CPU that is not stored or has another shape, and NotImplemented for an operator whose results
-    do not scale.
+    The stored result is of a smaller tensor. The length of a selection is scaled in proportion, and a number
+    is returned unchanged. Returns None for a copy on the CPU that is not stored or has another shape, and
+    NotImplemented for an operator whose results do not scale.
     """
     out = result.out
     if func is aten._to_copy.default:
@@ -238,10 +252,10 @@ def scaled_result(func: Any, result: ReadResult, read: Tensor) -> Any:
 
 
 def _unique(result: ReadResult, read: Tensor) -> tuple[Tensor, ...]:
-    """Return meta results of `_unique2`, with a number of distinct values guessed from a smaller tensor.
+    """Return meta results of `_unique2` with a guessed number of distinct values.
 
-    The number stays the same if at most half of the smaller tensor's elements are distinct, and otherwise
-    grows in proportion.
+    The guess follows from a smaller tensor. The number stays the same if at most half of the smaller tensor's
+    elements are distinct, and otherwise grows in proportion.
     """
     (values, dtype), (inverse, _), (counts, _) = result.out
     count = values[0]

@@ -11,7 +11,10 @@ from planner.capture.workspaces.ops import Hold, Op, Ops, Release
 
 
 def released(held: Sequence[Op]) -> Ops:
-    """Return the op that frees the last `len(held)` held blocks, or () if `held` is empty."""
+    """Return the op that frees the last blocks, or () if `held` is empty.
+
+    As many blocks are freed as `held` has ops.
+    """
     return (Release(len(held)),) if held else ()
 
 
@@ -31,12 +34,12 @@ def tensor_bytes(t: Tensor) -> int:
 
 
 def contiguous_copies(*tensors: Tensor | None) -> Ops:
-    """Return a `Hold` op for the copy that `contiguous()` makes of each non-contiguous tensor."""
+    """Return a `Hold` op for each tensor that `contiguous()` copies."""
     return tuple(Hold(tensor_bytes(t)) for t in tensors if t is not None and not t.is_contiguous())
 
 
 def positional_args(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[Any, ...]:
-    """Return all arguments of a call in the order of the operator's schema, as one tuple.
+    """Return all arguments of a call as one tuple, in the order of the operator's schema.
 
     If arguments are given by name, arguments that are not given get their defaults.
 
@@ -52,16 +55,17 @@ def positional_args(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | N
 
 
 def dense_copies(*tensors: Tensor | None) -> Ops:
-    """Return a `Hold` op for the copy of each tensor that is neither contiguous nor dense in channels last.
+    """Return a `Hold` op for each tensor that is not dense.
 
-    Kernels that also read tensors in the format of `suggest_memory_format` make these copies.
+    Contiguous tensors and tensors in channels last are dense. Kernels that also read tensors in the format of
+    `suggest_memory_format` make these copies.
     """
     given = [t for t in tensors if t is not None and not t.is_contiguous()]
     return tuple(Hold(tensor_bytes(t)) for t in given if not _is_channels_last(t))
 
 
 def copies_in_format_of(x: Tensor, *others: Tensor | None) -> Ops:
-    """Return a `Hold` op for the copy of each tensor in `others` that lacks the memory format of `x`."""
+    """Return a `Hold` op for each tensor in `others` that must be copied to the format of `x`."""
     if not suggests_channels_last(x):
         return contiguous_copies(*others)
     given = [t for t in others if t is not None]
@@ -83,5 +87,8 @@ def floor_power_of_2(number: int) -> int:
 
 
 def accumulator_bytes(x: Tensor) -> int:
-    """Return the bytes of the float type in which kernels accumulate a tensor (ATen/AccumulateType.h)."""
+    """Return the bytes of the float type in which kernels accumulate a tensor.
+
+    Source: ATen/AccumulateType.h.
+    """
     return 8 if x.dtype is torch.float64 else 4

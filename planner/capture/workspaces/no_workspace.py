@@ -1,7 +1,8 @@
-"""The operators that are declared to need no workspace, since their CUDA kernels allocate only outputs.
+"""The operators that need no workspace.
 
-Pointwise operators and views need no entry. An entry states that the CUDA implementation named in
-native_functions.yaml allocates its outputs and no other memory, or no other memory that depends on the batch.
+Their CUDA kernels allocate only outputs. Pointwise operators and views need no entry. An entry states that
+the CUDA implementation named in native_functions.yaml allocates its outputs and no other memory, or no other
+memory that depends on the batch.
 """
 
 _NAMES = """

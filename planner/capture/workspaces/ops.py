@@ -44,9 +44,10 @@ Rule = Callable[[Args, Any, Target], Ops]  # arguments, result, GPU
 
 
 def kind_and_size(op: Op) -> tuple[OpKind, Any]:
-    """Return an op as programs store it: its kind, and its bytes, number of blocks or convolution.
+    """Return the kind and the size of an op, as programs store them.
 
-    The number of `Output` is stored as 0, since programs store outputs in the order in which they are made.
+    The size is a number of bytes or blocks, or a convolution. The number of `Output` is stored as 0, since
+    programs store outputs in the order in which they are made.
     """
     if not isinstance(op, KernelOp):
         return OpKind.TRANSIENT, op
@@ -56,7 +57,7 @@ def kind_and_size(op: Op) -> tuple[OpKind, Any]:
 
 
 def answer_convolutions(ops: Ops, target: Target) -> Ops:
-    """Return the ops, with each convolution replaced by the workspaces that `target` reports for it."""
+    """Replace each convolution in `ops` by the workspaces that `target` reports."""
     return tuple(answered for op in ops for answered in _answer(op, target))
 
 

@@ -1,6 +1,7 @@
-"""Look up the workspace rule of an operator, for memory that its CUDA kernel allocates besides results.
+"""Look up the workspace rule of an operator.
 
-An operator has a rule, is declared to need no workspace, or is unknown. Every plan names unknown operators.
+A workspace is memory that a CUDA kernel allocates besides results. An operator has a rule, is declared to
+need no workspace, or is unknown. Every plan names unknown operators.
 """
 
 from typing import Any
@@ -43,7 +44,10 @@ def rule_of(func: Any) -> Rule | None:
 
 
 def cpu_outputs(func: Any, version: TorchVersion) -> tuple[int, ...]:
-    """Return the indices of results that an operator's CUDA kernel makes on the CPU in torch `version`."""
+    """Return the indices of results that an operator's CUDA kernel makes on the CPU.
+
+    The indices are for torch `version`.
+    """
     positions, on_gpu_since = _CPU_OUTPUTS.get(func, ((), None))
     return positions if on_gpu_since is None or version < on_gpu_since else ()
 

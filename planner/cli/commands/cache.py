@@ -19,7 +19,10 @@ CLEAR = "clear"
 
 @dataclass(frozen=True, slots=True)
 class CacheResult(Result):
-    """The numbers, sizes and limits of traces and cuDNN answers that are cached or were just deleted."""
+    """The numbers, sizes and limits of cached traces and cuDNN answers.
+
+    If `is_cleared`, the data were just deleted.
+    """
 
     folder: Path
     usage: CacheStats

@@ -102,7 +102,7 @@ def _is_in_actions() -> bool:
 
 
 def _save_summary(result: "CheckResult", path: Path | None) -> None:
-    """Write the summary to `path`, or append it to GitHub's summary of the job if `path` is None.
+    """Write the summary to `path`, or append it to GitHub's summary if `path` is None.
 
     Without `path` and outside of GitHub's Actions, do nothing.
     """

@@ -57,7 +57,7 @@ def explain_command(
 
 
 def _load_recording(path: Path, job: Job, batch: int) -> Recording:
-    """Load a GPU's recording of a job at a batch size from a file, or from a folder of recordings."""
+    """Load a GPU's recording of a job at one batch size. `path` is a file, or a folder of recordings."""
     from calibration.records.load import load_recording
 
     return load_recording(path, job, batch)

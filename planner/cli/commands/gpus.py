@@ -97,7 +97,10 @@ def gpus_command(
 
 
 def _check_format(form: str | None, csv: bool | None, output: Output) -> None:
-    """Raise UsageError for an unknown scheduler, or for --format with --csv or --json."""
+    """Raise UsageError for an unknown scheduler.
+
+    `--format` with `--csv` or `--json` raises UsageError too.
+    """
     if form is None:
         return
     from planner.report import FORMATS
@@ -112,9 +115,10 @@ def _check_format(form: str | None, csv: bool | None, output: Output) -> None:
 def _answer_cluster(
     options: dict[str, Any], output: Output, csv: bool | None, path: object, form: str | None
 ) -> int:
-    """Print the GPU counts that run a global batch; return exit code 0 if there is such a count, else 1.
+    """Print the GPU counts that run a global batch, and return the exit code.
 
-    Raises UsageError for options that cannot be combined with --global-batch.
+    The exit code is 0 if there is such a count, else 1. Raises UsageError for options that cannot be combined
+    with --global-batch.
     """
     if "global_batch" not in options:
         name = next(name for name in (*CLUSTER, *_COUNTS) if name in options)

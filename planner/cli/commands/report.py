@@ -25,7 +25,7 @@ _NOTHING = "FILE is missing: name a calibration (a .yaml of planner tables) or a
 
 @dataclass(frozen=True, slots=True)
 class ReportResult(Result):
-    """The calibrations that were packed, or with `--check` the files that were checked and their problems."""
+    """The packed calibrations, or the checked files and their problems. Files are checked with `--check`."""
 
     packed: tuple[str, ...]  # the text of each packed calibration
     written: tuple[str, ...]  # paths of the files; empty if the user did not agree
@@ -75,10 +75,10 @@ def report_command(
 
 
 def _calibration_of(path: Path) -> Calibration:
-    """Return the calibration in a YAML file or, for a JSON file, the stored calibration that has its run.
+    """Return the calibration in a YAML file, or the calibration of a run in a JSON file.
 
-    Raises UsageError if the run is emulated or no calibration in the calibrations' folder has it, and
-    DataFileError if a file cannot be read.
+    The calibration of a run is a stored calibration. Raises UsageError if the run is emulated or no
+    calibration in the calibrations' folder has it, and DataFileError if a file cannot be read.
     """
     if path.suffix != ".json":
         return load_calibration(path)
@@ -100,9 +100,9 @@ def _is_same_run(one: object, other: object) -> bool:
 
 
 def _agreed(texts: tuple[str, ...], targets: list[Path]) -> bool:
-    """Print the files to be written to standard error, and return whether the user agrees.
+    """Print the files to be written, and return whether the user agrees.
 
-    Raises UsageError if standard input is not a terminal.
+    The files are printed on standard error. Raises UsageError if standard input is not a terminal.
     """
     for target, text in zip(targets, texts, strict=True):
         sys.stderr.write(f"{target}:\n{text}\n")

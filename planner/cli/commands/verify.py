@@ -35,7 +35,10 @@ class VerifyResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class LimitResult(Result):
-    """The result of `planner verify` without a batch: a predicted largest batch and runs around it."""
+    """The result of `planner verify` without a batch.
+
+    It has a predicted largest batch, and runs around that batch.
+    """
 
     check: "LimitCheck"
     import_seconds: float

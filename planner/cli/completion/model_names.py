@@ -1,6 +1,7 @@
-"""Complete names after `--model`: names of the catalogue and of installed model libraries.
+"""Complete the names of models after `--model`.
 
-A library's source files are searched, not imported: a key press must not wait for torch.
+The names are of the catalogue and of installed model libraries. A library's source files are searched, not
+imported: a key press must not wait for torch.
 """
 
 import re
@@ -47,20 +48,23 @@ def _catalogued() -> list[str]:
 
 
 def _defined(package: str, files: str, definition: re.Pattern[str]) -> Iterator[str]:
-    """Yield the names of the models that a package's source files define, except quantized models."""
+    """Yield the names of the models that a package's source files define. Quantized models are omitted."""
     for file in _files(package, files):
         if file.parent.name != "quantization":
             yield from definition.findall(_text(file))
 
 
 def _from_transformers() -> Iterator[str]:
-    """Yield the model types of transformers: the names of the folders that have a configuration."""
+    """Yield the model types of transformers. They are the names of the folders that have a configuration."""
     for file in _files("transformers", "models/*/configuration_*.py"):
         yield file.parent.name
 
 
 def _from_monai() -> Iterator[str]:
-    """Yield the names of networks that MONAI exports; of names that differ only in case, only the first."""
+    """Yield the names of the networks that MONAI exports.
+
+    Of names that differ only in case, the first is yielded.
+    """
     for file in _files("monai", "networks/nets/__init__.py"):
         spelled: dict[str, str] = {}
         for several, one in _IMPORTED.findall(_text(file)):
@@ -70,7 +74,10 @@ def _from_monai() -> Iterator[str]:
 
 
 def _from_diffusers() -> Iterator[str]:
-    """Yield the names of the U-Nets, transformers, autoencoders and ControlNets that diffusers exports."""
+    """Yield the names of the models that diffusers exports.
+
+    They are U-Nets, transformers, autoencoders and ControlNets.
+    """
     for file in _files("diffusers", "models/__init__.py"):
         for several in _EXPORTED.findall(_text(file)):
             yield from re.findall(r'"(\w+)"', several)

@@ -24,7 +24,7 @@ class Candidate:
 
 
 def answer_shell(environment: Mapping[str, str]) -> str | None:
-    """Return the reply to a completion request of bash or zsh, or None if the environment has no request.
+    """Return the reply to a completion request of bash or zsh, or None without a request.
 
     typer answers the requests of all other shells.
     """
@@ -37,7 +37,10 @@ def answer_shell(environment: Mapping[str, str]) -> str | None:
 
 
 def _for_bash(line: str, place: str) -> str:
-    """Return the candidates for bash, one per line, without the prefix that bash treats as separate words."""
+    """Return the candidates for bash, one per line.
+
+    A prefix that bash treats as separate words is removed.
+    """
     parts = _split(line)
     number = int(place) if place.isdigit() else len(parts)
     parts = parts[: number + 1] + [""] * (number + 1 - len(parts))
@@ -56,7 +59,7 @@ def _for_bash(line: str, place: str) -> str:
 
 
 def _for_zsh(line: str) -> str:
-    """Return zsh code that offers the candidates, or completes file names if there are none."""
+    """Return zsh code that offers the candidates. Without candidates, the code completes file names."""
     words = _split(line)[1:]
     word = words.pop() if words and not line[-1:].isspace() else ""
     matches = candidates(words, word)
@@ -71,7 +74,7 @@ def _for_zsh(line: str) -> str:
 
 
 def _split(line: str) -> list[str]:
-    """Split a command line, which may end within quotes, into words."""
+    """Split a command line into words. The line may end within quotes."""
     for closing in ("", '"', "'"):
         try:
             return shlex.split(line + closing)
@@ -114,9 +117,9 @@ def _beginning(offered: Sequence[Candidate], word: str) -> list[Candidate]:
 
 
 def _values(command: str, field: str, beginning: str) -> list[str]:
-    """Return the values of a parameter that start with `beginning`, or [] if its values cannot be listed.
+    """Return the values of a parameter that start with `beginning`.
 
-    Files, numbers and free text cannot be listed.
+    Returns [] if the values cannot be listed. Files, numbers and free text cannot be listed.
     """
     if field == "model":
         from planner.cli.completion.model_names import model_names
@@ -141,9 +144,10 @@ def _choices(command: str) -> dict[str, Sequence[str]]:
 
 
 def gpu_names(beginning: str) -> list[str]:
-    """Return one name, with hyphens instead of blanks, of each GPU with a name that starts with `beginning`.
+    """Return one name of each GPU that has a name starting with `beginning`.
 
-    Case and punctuation are ignored. With an empty `beginning`, only GPUs of NVIDIA are returned.
+    Hyphens replace blanks. Case and punctuation are ignored. With an empty `beginning`, only GPUs of NVIDIA
+    are returned.
     """
     from planner.hardware import device_key, load_devices, load_other_devices
 

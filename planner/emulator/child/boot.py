@@ -1,4 +1,7 @@
-"""Load the stand-in libraries before torch is imported, and patch torch and transformers after import."""
+"""Load the stand-in libraries before torch is imported.
+
+torch and transformers are patched after their import.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ def install() -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """An import finder that loads the stand-in libraries before torch, and patches modules after import."""
+    """An import finder that loads the stand-in libraries before torch.
+
+    It also patches modules after their import.
+    """
 
     def __init__(self) -> None:
         self._loaded = False
@@ -62,7 +68,10 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Attaching(importlib.abc.Loader):
-    """A loader that runs a module by its original loader, then calls a function with the module."""
+    """A loader that calls a function with a module after running the module.
+
+    The original loader runs the module.
+    """
 
     def __init__(self, loader: Any, attach: Callable[[ModuleType], None]) -> None:
         self._loader, self._attach = loader, attach
@@ -109,7 +118,10 @@ def _load_or_exit(torch: Path) -> None:
 
 
 def _refuse(reason: str) -> None:
-    """Write why loading failed to the records folder of `planner run`, or print it if there is no folder."""
+    """Write why loading failed to the records folder of `planner run`.
+
+    Without the folder, the reason is printed.
+    """
     folder = os.environ.get("PLANNER_EMULATED_RECORDS")
     if folder:
         (Path(folder) / "refusal").write_text(reason, encoding="utf-8")

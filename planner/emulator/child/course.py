@@ -1,4 +1,4 @@
-"""Record the script's phases, modules and tensors in memory along the history of torch's allocator.
+"""Record the script's phases, modules and tensors along the allocator's history.
 
 A position in the history is the number of blocks that torch's statistics count as allocated, plus the number
 of blocks that they count as freed. Compiled code runs no hooks, so modules inside of it are not recorded.
@@ -20,7 +20,7 @@ _PARAMETERS, _GRADIENTS, _OPTIMIZER, _INPUTS = "parameters", "gradients", "optim
 
 
 class Course:
-    """A record of phases, modules and held tensors, each at its position in the allocator's history."""
+    """A record of phases, modules and held tensors. Each entry has a position in the allocator's history."""
 
     def __init__(self, torch: Any, read_places: ReadPlaces) -> None:
         self._torch, self._read_places = torch, read_places
@@ -28,7 +28,7 @@ class Course:
         self._missing = self._attach()
 
     def restart(self) -> None:
-        """Begin an empty record; a forked process calls this to drop its parent's record."""
+        """Begin an empty record. A forked process calls `restart` to drop its parent's record."""
         self._modules = ModuleNames(self._torch)
         self._running: list[Any] = []
         self._phase, self._in_backward, self._in_step = "setup", False, False
@@ -37,7 +37,10 @@ class Course:
         self._tables: dict[tuple[tuple[int, str, str], ...], int] = {}
 
     def _attach(self) -> list[str]:
-        """Register hooks, and return the parts of training that cannot be recorded with this torch."""
+        """Register hooks, and return the parts of training that are not recorded.
+
+        This torch cannot record these parts.
+        """
         missing = []
         # torch.compile warns that hooks also run for its wrapper of a compiled module
         warnings.filterwarnings("ignore", r"Using `torch.compile\(module\)` when there are global hooks")
@@ -79,9 +82,10 @@ class Course:
         self._mark(self._phase)
 
     def _begin_forward(self, module: Any, given: Any) -> None:
-        """Record that an outermost module starts a forward pass, and the input tensors of the call.
+        """Record the start of an outermost module's forward pass.
 
-        A module without parameters does not start a forward pass, since it may belong to the loading of data.
+        The input tensors of the call are recorded too. A module without parameters does not start a forward
+        pass, since it may belong to the loading of data.
         """
         is_new = self._modules.add(module)
         if self._phase == "forward" or next(module.parameters(), None) is not None:
@@ -100,13 +104,16 @@ class Course:
         self._mark("optimizer")
 
     def end_step(self, optimizer: Any) -> None:
-        """Record the end of an optimizer step, and the tensors that models and the optimizer hold now."""
+        """Record the end of an optimizer step, and the tensors held at that time.
+
+        Models and the optimizer hold the tensors.
+        """
         self._in_step = False
         self._hold([*self._modules.holders(), *self._modules.holders_of(optimizer)])
         self._mark("inputs")
 
     def hold_all(self) -> None:
-        """Record the tensors that models hold now; called when an allocation fails."""
+        """Record the tensors that models hold now. `hold_all` is called when an allocation fails."""
         self._hold(list(self._modules.holders()))
 
     # ---- the record
@@ -140,10 +147,10 @@ class Course:
 
 
 class ModuleNames:
-    """A registry of qualified names of modules within the outermost modules that were called.
+    """A registry of qualified names of modules.
 
-    The first outermost module that has parameters is the model, whose own name is ""; other outermost modules
-    are named by their class.
+    Names are qualified within the outermost modules that were called. The first outermost module that has
+    parameters is the model, whose own name is ""; other outermost modules are named by their class.
     """
 
     def __init__(self, torch: Any) -> None:
@@ -153,7 +160,7 @@ class ModuleNames:
         self._has_model = False
 
     def add(self, root: Any) -> bool:
-        """Register the names of an outermost module and its submodules; return whether the module is new."""
+        """Register the names of an outermost module and its submodules. Returns whether the module is new."""
         if self._known(root) is not None:
             return False
         has_parameters = next(root.parameters(), None) is not None
@@ -177,7 +184,10 @@ class ModuleNames:
         return type(module).__name__ if name is None else name
 
     def _modules(self) -> Iterator[tuple[Any, str]]:
-        """Yield (module, name) for all modules in live outermost modules that have parameters."""
+        """Yield (module, name) for all modules of registered models.
+
+        A model is a live outermost module that has parameters.
+        """
         for live in self._roots:
             root = live()
             for module in root.modules() if root is not None else ():
@@ -207,14 +217,20 @@ class ModuleNames:
 
 
 def _compiled() -> Iterator[str]:
-    """Yield a note that modules inside of compiled code are not recorded, if torch.compile compiled code."""
+    """Yield a note on unrecorded modules if torch.compile compiled code.
+
+    Modules inside of compiled code are not recorded.
+    """
     utils = sys.modules.get("torch._dynamo.utils")
     if utils is not None and utils.counters["stats"]["unique_graphs"]:
         yield "modules inside of compiled code"
 
 
 def _inputs(torch: Any, args: Any) -> Iterator[tuple[int, str, str]]:
-    """Yield (address, category, module) for tensors in a module's arguments that require no gradient."""
+    """Yield (address, category, module) for tensors in a module's arguments.
+
+    Tensors that require a gradient are omitted.
+    """
     for tensor in tensors_in(torch, args):
         if tensor.grad_fn is None and not tensor.requires_grad:
             yield from _held_by(tensor, _INPUTS, "")
@@ -233,7 +249,7 @@ def tensors_in(torch: Any, value: Any) -> Iterator[Any]:
 
 
 def _held_by(tensor: Any, category: str, module: str) -> Iterator[tuple[int, str, str]]:
-    """Yield (address, category, module) if a tensor, or the local tensor of a DTensor, has GPU memory."""
+    """Yield (address, category, module) if a tensor has GPU memory. The local tensor stands for a DTensor."""
     tensor = getattr(tensor, "_local_tensor", tensor)
     if tensor is None or not tensor.is_cuda:
         return

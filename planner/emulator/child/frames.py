@@ -19,7 +19,7 @@ _OF_MODULES = ("_call_impl", "forward")  # functions whose first argument is the
 
 
 def is_own(path: str) -> bool:
-    """Return whether a file belongs to the script, rather than to torch, an installed package or Python."""
+    """Return whether a file belongs to the script. Files of torch, installed packages and Python do not."""
     return Path(path).is_file() and not any(part in path for part in _OTHERS)
 
 
@@ -48,7 +48,10 @@ def place(torch: Any) -> dict[str, Any]:
 
 
 def line_of_caller() -> str:
-    """Return the line of the script that this thread runs, as FILE:LINE, or "" if it runs no script."""
+    """Return the line of the script that this thread runs, or "" if it runs no script.
+
+    The form of a line is FILE:LINE.
+    """
     frames = _frames(sys._getframe(1))
     frames.reverse()
     return line_of(frames)
@@ -63,18 +66,19 @@ def _frames(frame: Any) -> list[Any]:
 
 
 def line_of(frames: list[Any]) -> str:
-    """Return the innermost line of the script as FILE:LINE, or "" if no frame belongs to the script.
+    """Return the innermost line of the script, or "" if no frame belongs to the script.
 
-    `frames` begin with the outermost frame.
+    The form of a line is FILE:LINE. `frames` begin with the outermost frame.
     """
     own = next((frame for frame in reversed(frames) if is_own(frame.f_code.co_filename)), None)
     return "" if own is None else f"{own.f_code.co_filename}:{own.f_lineno}"
 
 
 def _module_path(torch: Any, frames: list[Any]) -> str:
-    """Return the dotted name of the innermost running module within the outermost, or "" if no module runs.
+    """Return the dotted name of the innermost running module, or "" if no module runs.
 
-    The name of its class is returned if the innermost module is the outermost, or is not inside of it.
+    The name is relative to the outermost module. The name of its class is returned if the innermost module is
+    the outermost, or is not inside of it.
     """
     running = [_first_argument(frame) for frame in frames if frame.f_code.co_name in _OF_MODULES]
     modules = [one for one in running if isinstance(one, torch.nn.Module)]
@@ -85,7 +89,10 @@ def _module_path(torch: Any, frames: list[Any]) -> str:
 
 
 def _first_argument(frame: Any) -> Any:
-    """Return a frame's first argument, the object whose method runs, or None if there are no arguments."""
+    """Return a frame's first argument, or None if there are no arguments.
+
+    In a method, the first argument is the object.
+    """
     names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
     if not names:
         return None

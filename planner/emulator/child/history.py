@@ -1,6 +1,7 @@
-"""Write the allocator's history of a process to a file: blocks allocated and freed, with lines of the script.
+"""Write the allocator's history of a process to a file.
 
-The file is JSON with one object for each GPU of the process; `planner/emulator/history.py` reads it.
+The history has the blocks allocated and freed, with lines of the script. The file is JSON with one object for
+each GPU of the process; `planner/emulator/history.py` reads it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _ACTIONS = ("alloc", "free_requested", "free_completed", "oom")
 
 
 class History:
-    """A writer of the allocator's history of this process, which also records ends of optimizer steps."""
+    """A writer of the allocator's history of this process. It also records ends of optimizer steps."""
 
     def __init__(self, torch: Any, path: Path, process: dict[str, int], course: Course | None) -> None:
         self._torch, self._path, self._process, self._course = torch, path, process, course
@@ -35,9 +36,9 @@ class History:
         self._step_ends.setdefault(device, []).append(place)
 
     def write(self, devices: list[int]) -> None:
-        """Write the history of the GPUs `devices` to the file, or print an error if it cannot be written.
+        """Write the history of the GPUs `devices` to the file.
 
-        A process that runs out of memory has a file too.
+        If the file cannot be written, an error is printed. A process that runs out of memory has a file too.
         """
         snapshot = self._torch.cuda.memory._snapshot()
         rows = [self._device(number, snapshot) for number in devices]
@@ -76,9 +77,10 @@ class History:
 
 
 def _site(frames: list[dict[str, Any]], own: dict[str, bool]) -> tuple[str, str]:
-    """Return the innermost line of the script as FILE:LINE, and the innermost function's name.
+    """Return the innermost line of the script, and the innermost function's name.
 
-    A missing line or name is "". `own` caches for each file whether it belongs to the script.
+    The form of a line is FILE:LINE. A missing line or name is "". `own` caches for each file whether it
+    belongs to the script.
     """
     for frame in frames:
         name = frame["filename"]

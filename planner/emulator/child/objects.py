@@ -67,9 +67,10 @@ class _Call:
         self.own = int(c10d.get_rank(group))
 
     def rank(self, name: str) -> int:
-        """Return the group rank from argument `group_<name>`, or from the global rank in argument `name`.
+        """Return the group rank that the arguments of the call give.
 
-        The global rank is 0 if neither is given.
+        It is argument `group_<name>`, or belongs to the global rank in argument `name`. The global rank is 0
+        if neither is given.
         """
         of_all, of_group = self.given.get(name), self.given.get(f"group_{name}")
         of_all = 0 if of_all is None and of_group is None else of_all
@@ -80,7 +81,10 @@ class _Call:
         return range(self._c10d.get_world_size(self._group))
 
     def send(self, kind: str, source: int, to: int, message: Any) -> None:
-        """Send a message of a kind from one rank of the group to rank `to`, or to all ranks for `_ALL`."""
+        """Send a message of a kind from one rank of the group to another.
+
+        With `_ALL`, the message goes to all ranks.
+        """
         key = self._key("sent", kind, source, to)
         self._c10d._get_default_store().set(key, pickle.dumps(message))
 
@@ -145,7 +149,7 @@ EXCHANGES: dict[str, Callable[[_Call], None]] = {
 
 @contextmanager
 def _no_bytes_come(c10d: Any) -> Iterator[None]:
-    """Inside the context, make torch read None instead of objects from received tensors."""
+    """Make torch read None instead of objects from received tensors inside the context."""
     read = c10d._tensor_to_object
     c10d._tensor_to_object = lambda *_: None
     try:

@@ -1,4 +1,4 @@
-"""Keep the numbers of an optimizer's state readable on the GPU while the optimizer takes a step.
+"""Keep the numbers of an optimizer's state readable on the GPU during a step.
 
 `torch.load(..., map_location="cuda")` puts Adam's count of steps on the GPU. Adam reads the count there and
 divides by `1 - beta ** count`, so that a count that reads as zero would end a resumed training.
@@ -18,7 +18,10 @@ _ANY_NUMBER = 2**32 - 1  # number of reads that stands for no limit
 
 
 def keep_numbers_readable(torch: Any, core: Any) -> None:
-    """Register hooks that let optimizers, in a step, read the state's numbers that were copied to the GPU."""
+    """Let optimizers read the numbers of their state that were copied to the GPU.
+
+    Hooks allow the reads only during a step.
+    """
 
     def allow(optimizer: Any, reads: int) -> None:
         if not torch.compiler.is_compiling():

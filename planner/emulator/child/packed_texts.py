@@ -1,4 +1,4 @@
-"""Let transformers detect packed texts only by positions that the script itself copies to the GPU.
+"""Let transformers detect packed texts only by positions that the script copies to the GPU.
 
 Without an attention mask, transformers reads from the GPU whether positions always increase by one. What the
 kernels compare reads as zero, that is as false, and each model would get a mask that it gets on no real GPU.

@@ -1,8 +1,9 @@
-"""Record a training process on emulated GPUs: peaks of each optimizer step, and out-of-memory errors.
+"""Record a training process on emulated GPUs.
 
-The record is a JSON file of the process, written whole at each step and at exit, before the interpreter is
-finalized; processes that never make a CUDA context leave none. The peaks that torch reports to the script are
-the same as without the recorder.
+The peaks of each optimizer step and out-of-memory errors are recorded. The record is a JSON file of the
+process, written whole at each step and at exit, before the interpreter is finalized; processes that never
+make a CUDA context leave none. The peaks that torch reports to the script are the same as without the
+recorder.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ _YIELD_SECONDS = 0.05  # for threads that wait for the interpreter's lock
 
 
 def attach(torch: Any, core: Any) -> None:
-    """Keep optimizer state readable, and start recording if PLANNER_EMULATED_RECORDS names a folder."""
+    """Keep optimizer state readable, and start recording.
+
+    Nothing is recorded if PLANNER_EMULATED_RECORDS names no folder.
+    """
     folder = os.environ.get("PLANNER_EMULATED_RECORDS")
     # torch takes the question for its kernels' images as a use of CUDA, after which a fork cannot use it
     torch.cuda._lazy_call(lambda: core.emu_set_kernel_images(" ".join(_architectures(torch)).encode()))
@@ -56,7 +60,7 @@ def attach(torch: Any, core: Any) -> None:
 
 
 def _finish_with_process(recorder: Recorder) -> None:
-    """Register `finish` for the end of a multiprocessing process, which runs no atexit handlers."""
+    """Register `finish` for the end of a multiprocessing process. Such a process runs no atexit handlers."""
     Finalize(None, recorder.finish, exitpriority=0)
 
 
@@ -66,10 +70,11 @@ def _architectures(torch: Any) -> list[str]:
 
 
 class Peaks:
-    """The peaks of torch's allocator since the last step, kept apart from the peaks that the script reads.
+    """The peaks of torch's allocator since the last step.
 
-    Torch keeps one peak, which `reset_peak_memory_stats` resets. Recorder and script each have their own
-    peak, since a reset by either first stores the current peak for the other reader.
+    They are kept apart from the peaks that the script reads. Torch keeps one peak, which
+    `reset_peak_memory_stats` resets. Recorder and script each have their own peak, since a reset by either
+    first stores the current peak for the other reader.
     """
 
     def __init__(self, torch: Any) -> None:
@@ -113,7 +118,7 @@ def _peak(stats: dict[str, Any], name: str) -> int:
 
 
 def _larger_peaks(stats: dict[str, Any], other: dict[str, Any] | None) -> dict[str, Any]:
-    """Return `stats` with each peak raised to the peak in `other` if that peak is larger."""
+    """Return `stats` with each peak raised to the peak in `other`. Larger peaks stay."""
     if other is None:
         return stats
     return {
@@ -144,7 +149,7 @@ class Recorder:
         self.restart()
 
     def restart(self) -> None:
-        """Begin an empty record of this process, which may be a fork of a recorded process."""
+        """Begin an empty record of this process. The process may be a fork of a recorded process."""
         torch = self._torch
         self._process = {"rank": int(os.environ.get("RANK") or 0), "pid": os.getpid()}
         self._path = self._folder / f"{self._process['rank']}-{os.getpid()}.json"
@@ -169,7 +174,7 @@ class Recorder:
     # ---- what torch calls
 
     def watch_memory(self) -> None:
-        """Begin to record the allocator; torch calls this method when CUDA is initialized."""
+        """Begin to record the allocator. torch calls this method when CUDA is initialized."""
         if os.getpid() == self._pid and self._peaks is None:
             self._peaks = Peaks(self._torch)
             if self._snapshot is not None or self._history is not None:
@@ -178,12 +183,15 @@ class Recorder:
             self._write(whole=False)  # an empty list: the process uses CUDA
 
     def _note_context(self, device: int | None) -> int:
-        """Note the line of the script whose call created this process's context on a GPU; None is GPU 0."""
+        """Note the script's line that created this process's context on a GPU.
+
+        A `device` of None is GPU 0.
+        """
         self._first_lines[device or 0] = line_of_caller()
         return 0
 
     def before_module(self, module: Any, args: Any) -> None:
-        """Record that a module is about to run, and whether with gradients."""
+        """Record that a module is about to run. The record tells whether it runs with gradients."""
         if self._torch.compiler.is_compiling() or os.getpid() != self._pid or self._peaks is None:
             return
         self._phases.note_module(self._torch.is_grad_enabled())
@@ -216,7 +224,10 @@ class Recorder:
             raise SystemExit(0)
 
     def _end_history(self) -> None:
-        """Write the allocator's history, and stop recording it unless a snapshot needs it."""
+        """Write the allocator's history, and stop recording it.
+
+        If a snapshot needs the history, recording continues.
+        """
         if self._history is not None:
             self._history.write(self._devices())
             self._history = None
@@ -224,12 +235,15 @@ class Recorder:
                 self._torch.cuda.memory._record_memory_history(None)
 
     def _end(self) -> None:
-        """Write the record and end the process with exit code 0, even if other threads still run."""
+        """Write the record and end the process with exit code 0. Other threads may still run."""
         self.finish()
         os._exit(0)
 
     def on_out_of_memory(self, device: int, requested: int, allocated: int, free: int) -> None:
-        """Record a failed allocation with phase, module and script line, even if the script survives it."""
+        """Record a failed allocation, even if the script survives it.
+
+        Phase, module and script line are recorded.
+        """
         if os.getpid() != self._pid:
             return
         if self._course is not None:
@@ -247,9 +261,9 @@ class Recorder:
         self._write(whole=False)
 
     def wrap_excepthook(self, hook: Any) -> Any:
-        """Return an excepthook that records that an exception, perhaps out of memory, ended the script.
+        """Return an excepthook that records the exception that ended the script.
 
-        It then calls `hook`.
+        It records too whether a failed allocation caused the exception. It then calls `hook`.
         """
 
         def noting(kind: Any, error: Any, trace: Any) -> None:
@@ -264,12 +278,12 @@ class Recorder:
         return noting
 
     def finish(self) -> None:
-        """Write the histories and then the record of this process, which is about to end.
+        """Write the histories and then the record of this process.
 
-        The record is written last, so that a whole record has nothing missing. Then let threads of autograd
-        have the interpreter's lock: a thread that still waits for the lock, to release a thread's state, when
-        the interpreter is finalized ends the process by std::terminate (torch/csrc/autograd/engine.cpp,
-        PyThread_exit_thread of CPython).
+        The process is about to end. The record is written last, so that a whole record has nothing missing.
+        Then let threads of autograd have the interpreter's lock: a thread that still waits for the lock, to
+        release a thread's state, when the interpreter is finalized ends the process by std::terminate
+        (torch/csrc/autograd/engine.cpp, PyThread_exit_thread of CPython).
         """
         if os.getpid() != self._pid:
             return
@@ -296,7 +310,7 @@ class Recorder:
         return [n for n in range(self._torch.cuda.device_count()) if self._core.emu_context_active(n)]
 
     def _others(self, device: int) -> list[dict[str, int]]:
-        """Return the rank and the memory in bytes of each other process of the command on a GPU."""
+        """Return the rank and memory of each other process of the command on a GPU. Memory is in bytes."""
         pids, used = (ctypes.c_uint * _MOST_PROCESSES)(), (ctypes.c_size_t * _MOST_PROCESSES)()
         count = self._core.emu_processes(device, _MOST_PROCESSES, pids, used)
         others = []
@@ -307,14 +321,20 @@ class Recorder:
         return others
 
     def _places(self) -> dict[int, int]:
-        """Return the number of blocks allocated plus the number of blocks freed, keyed by GPU."""
+        """Return the position in the allocator's history, keyed by GPU.
+
+        A position is the number of blocks allocated plus the number of blocks freed.
+        """
         if self._peaks is None or os.getpid() != self._pid:
             return {}
         counts = {n: self._peaks.stats(n)["allocation"]["all"] for n in self._devices()}
         return {n: int(one["allocated"]) + int(one["freed"]) for n, one in counts.items()}
 
     def _read_peaks(self) -> dict[int, dict[str, int]]:
-        """Return and reset the peaks of each GPU in bytes: allocated, reserved and of the whole process."""
+        """Return and reset the peaks of each GPU, in bytes.
+
+        Peaks are of allocated, reserved and process memory.
+        """
         assert self._peaks is not None
         read = {}
         for device in self._devices():

@@ -1,4 +1,7 @@
-"""Peaks of optimizer steps, in a bounded number of rows, and of the phases between them."""
+"""Peaks of optimizer steps, and of the phases between them.
+
+The number of rows is bounded.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ class Steps:
         self.merged_from: int | None = None  # first step of the last row, if its steps have different peaks
 
     def add(self, step: int, peaks: _Peaks) -> None:
-        """Add a row for a step, or merge it into the last row if peaks are equal or the rows are full."""
+        """Add a row for a step. The step joins the last row if peaks are equal or the rows are full."""
         last = self.rows[-1] if self.rows else None
         if last is None or (last["peaks"] != peaks and len(self.rows) < MOST_ROWS):
             self.rows.append({"first": step, "last": step, "peaks": peaks})
@@ -32,7 +35,7 @@ class Steps:
         return {device for row in self.rows for device in row["peaks"]}
 
     def of(self, device: int) -> list[dict[str, Any]]:
-        """Return the rows in which a GPU has peaks, with only that GPU's peaks in each row."""
+        """Return the rows in which a GPU has peaks. Each row has only that GPU's peaks."""
         return [{**row, "peaks": row["peaks"][device]} for row in self.rows if device in row["peaks"]]
 
 
@@ -63,9 +66,10 @@ class Phases:
         self._runs_modules = False  # whether a module has run since the start
 
     def current(self, runs_module: bool) -> str:
-        """Return "loading", "between steps" or "evaluation", or "" in the rest of a step or if it is unknown.
+        """Return the current phase, or "" if a step runs or the phase is unknown.
 
-        `runs_module` says that a module runs now, even if no hook on modules has seen it.
+        The phases are "loading", "between steps" and "evaluation". `runs_module` says that a module runs now,
+        even if no hook on modules has seen it.
         """
         if self._has_run or runs_module:
             is_evaluation = self._is_open and self._usual is not None and self._is_more
@@ -75,7 +79,7 @@ class Phases:
         return "loading"
 
     def note_module(self, has_gradients: bool) -> None:
-        """Record that a module is about to run, which may begin or end a phase."""
+        """Record that a module is about to run. A phase may begin or end then."""
         if not self._has_run:
             self._take()
             self._has_run = self._runs_modules = bool(self._since_step)  # {}: no memory on a GPU yet

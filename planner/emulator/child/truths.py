@@ -51,7 +51,10 @@ def attach(torch: Any) -> None:
             return bool(self.item())
 
     def is_of_gpu(value: Any) -> bool:
-        """Return whether a value is a plain GPU tensor outside of torch.compile and functorch transforms."""
+        """Return whether a value is a plain GPU tensor.
+
+        Tensors inside of torch.compile and functorch transforms are not plain.
+        """
         if torch.compiler.is_compiling() or type(value) not in (torch.Tensor, torch.nn.Parameter):
             return False
         return bool(value.is_cuda) and torch._C._functorch.maybe_get_level(value) < 0
@@ -79,7 +82,10 @@ def attach(torch: Any) -> None:
 
 @cache
 def raises_if_false(code: CodeType, offset: int) -> bool:
-    """Return whether the code raises at once if the condition at an offset is false, as `assert` does."""
+    """Return whether code raises at once if a condition is false.
+
+    `offset` is the condition's place in the code. `assert` raises at once.
+    """
     steps = list(dis.get_instructions(code))
     places = {step.offset: place for place, step in enumerate(steps)}
     at = places.get(offset, len(steps) - 1)

@@ -37,11 +37,11 @@ def _is_product_contiguous(grad: Tensor, output: Tensor) -> bool:
 
 
 def _safe_softmax(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of `_safe_softmax`, which is 0 in rows whose entries are all minus infinity.
+    """Return the ops of `_safe_softmax`.
 
     They hold a mask of entries at minus infinity, and a mask of rows that have only such entries. These rows
-    are zeroed in place, except of meta tensors (ATen/native/transformers/attention.cpp). An input of
-    another type than the result is converted first, unless it is float16.
+    are zeroed in place, except of meta tensors (ATen/native/transformers/attention.cpp). An input of another
+    type than the result is converted first, unless it is float16.
     """
     x, dim = args[0], args[1] % out.dim()
     rows = out.numel() // out.shape[dim]
@@ -53,11 +53,12 @@ def _safe_softmax(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 def _no_workspace(args: Args, out: Any, target: Target) -> Ops:
-    """Return no ops: the kernels are assumed to allocate only their outputs.
+    """Return no ops.
 
-    Flash attention's partial outputs in float32 are left out. They take some MiB in generation and at the
-    smallest batches: a call with fewer than 1.6 blocks of 64 rows per multiprocessor is split over the keys
-    (`set_params_splitkv`). A workspace of cuDNN's engines is unknown; cudnn-frontend requests none.
+    The kernels are assumed to allocate only their outputs. Flash attention's partial outputs in float32 are
+    left out. They take some MiB in generation and at the smallest batches: a call with fewer than 1.6 blocks
+    of 64 rows per multiprocessor is split over the keys (`set_params_splitkv`). A workspace of cuDNN's
+    engines is unknown; cudnn-frontend requests none.
     """
     return ()
 
@@ -84,12 +85,12 @@ def _flash_backward(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _cudnn_backward(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of the backward pass of cuDNN's attention: outputs, copy of the gradient, workspace.
+    """Return the ops of the backward pass of cuDNN's attention.
 
-    The workspace has row sums and the queries' gradient in float32, and for grouped queries the gradients of
-    keys and values for every head of the query. Source: cudnn-frontend, scaled_dot_product_flash_attention.h
-    (SDPA backward). The engine's own part is unknown. A gradient whose last dimension is strided is copied
-    first.
+    They make the outputs, a copy of the gradient and a workspace. The workspace has row sums and the queries'
+    gradient in float32, and for grouped queries the gradients of keys and values for every head of the query.
+    Source: cudnn-frontend, scaled_dot_product_flash_attention.h (SDPA backward). The engine's own part is
+    unknown. A gradient whose last dimension is strided is copied first.
     """
     grad, query, key, value = args[:4]
     batch, heads, rows, width = query.shape

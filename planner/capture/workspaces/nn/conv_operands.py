@@ -1,4 +1,4 @@
-"""Calls of convolutions, their operands, and the copies that give operands a common memory format."""
+"""Calls of convolutions, their operands, and copies of operands in a common memory format."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from planner.program import Target
 
 @dataclass(frozen=True, slots=True)
 class ConvCall:
-    """A call of a convolution's forward or backward pass; `y` is the output or its gradient."""
+    """A call of a convolution's forward or backward pass. `y` is the output or its gradient."""
 
     x: Tensor
     weight: Tensor
@@ -43,7 +43,7 @@ class ConvCall:
 
 @dataclass(frozen=True, slots=True)
 class ConvOperand:
-    """A convolution's operand in two or three dimensions; a sequence becomes an image of one row."""
+    """An operand of a convolution in two or three dimensions. A sequence becomes an image of one row."""
 
     shape: tuple[Any, ...]
     strides: tuple[Any, ...]
@@ -61,18 +61,21 @@ class ConvOperand:
         return () if is_in_format(self.shape, self.strides, is_last) else (Hold(self.size_bytes),)
 
     def contiguous(self, is_last: bool) -> "ConvOperand":
-        """Return the operand if it has the given memory format, else its copy in that format."""
+        """Return the operand, or its copy if the operand lacks the memory format."""
         return self if is_in_format(self.shape, self.strides, is_last) else self.copied(is_last)
 
     def group_of(self, groups: int) -> "ConvOperand":
-        """Return the slice of the operand for one of `groups` groups of channels, with unchanged strides."""
+        """Return one group's slice of the operand.
+
+        The operand has `groups` groups of channels. Strides do not change.
+        """
         shape = (self.shape[0], self.shape[1] // groups, *self.shape[2:])
         size_bytes = self.size_bytes // groups
         return ConvOperand(shape, self.strides, size_bytes, self.suggests_last, self.can_be_last)
 
 
 def operand_of(t: Tensor) -> ConvOperand:
-    """Convert a tensor to a convolution's operand; a sequence becomes an image of one row."""
+    """Convert a tensor to an operand of a convolution. A sequence becomes an image of one row."""
     shape, strides = tuple(t.shape), tuple(t.stride())
     if len(shape) == 3:  # Convolution.cpp, view4d
         strides = (*strides[:2], shape[2] * strides[2], strides[2])
@@ -82,12 +85,18 @@ def operand_of(t: Tensor) -> ConvOperand:
 
 
 def input_of(x: Tensor) -> ConvOperand:
-    """Convert an input to an operand; a sequence becomes contiguous, as after `copy_of_sequence`."""
+    """Convert the input of a convolution to an operand.
+
+    A sequence becomes contiguous, as after `copy_of_sequence`.
+    """
     return operand_of(x).copied(is_last=False) if x.dim() == 3 else operand_of(x)
 
 
 def copy_of_sequence(x: Tensor) -> Ops:
-    """Return the op that copies an input that is a non-contiguous sequence, or () for another input."""
+    """Return the op that makes an input sequence contiguous, or () if no copy is needed.
+
+    Inputs that are no sequences need no copy.
+    """
     return contiguous_copies(x) if x.dim() == 3 else ()
 
 

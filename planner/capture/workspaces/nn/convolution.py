@@ -1,7 +1,8 @@
-"""Workspace rules of convolutions, which cuDNN or kernels of PyTorch run.
+"""Workspace rules of convolutions.
 
-cuDNN's workspace depends on which of its engines its heuristics choose; `Target.conv_workspaces` returns it
-for each call. `native_convolution` has the workspaces of PyTorch's kernels.
+cuDNN or kernels of PyTorch run a convolution. cuDNN's workspace depends on which of its engines its
+heuristics choose; `Target.conv_workspaces` returns it for each call. `native_convolution` has the workspaces
+of PyTorch's kernels.
 """
 
 from collections.abc import Mapping
@@ -51,12 +52,12 @@ def _forward(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _backward(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of a convolution's backward pass: the gradients of input, weight and bias.
+    """Return the ops of a convolution's backward pass.
 
-    The bias gradient is a sum of the output's gradient over all dimensions except the channels. The input is
-    copied if the weight gradient is needed and the input is not in the format of the forward pass. The
-    output's gradient is copied if it is not in the input's format. Source: ATen/native/Convolution.cpp,
-    convolution_backward.
+    They make the gradients of input, weight and bias. The bias gradient is a sum of the output's gradient
+    over all dimensions except the channels. The input is copied if the weight gradient is needed and the
+    input is not in the format of the forward pass. The output's gradient is copied if it is not in the
+    input's format. Source: ATen/native/Convolution.cpp, convolution_backward.
     """
     grad, x, weight, mask = args[0], args[1], args[2], args[10]
     call = ConvCall(x, weight, grad, args[4], args[5], args[6], args[7], args[9], target)
@@ -77,7 +78,10 @@ def _backward(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _shared_copies(call: ConvCall, *, wants_weight: bool) -> tuple[Ops, ConvOperand, ConvOperand]:
-    """Return the copies that both gradients share, and the input and the output's gradient after copying."""
+    """Return the copies that both gradients share, and the operands after copying.
+
+    The operands are the input and the output's gradient.
+    """
     x, grad, weight = input_of(call.x), operand_of(call.y), operand_of(call.weight)
     copies: Ops = ()
     if wants_weight:
@@ -95,7 +99,10 @@ def _shared_copies(call: ConvCall, *, wants_weight: bool) -> tuple[Ops, ConvOper
 
 
 def _data_gradient(call: ConvCall, grad: ConvOperand) -> Ops:
-    """Return the ops of the data gradient: the result, copies of weight and output's gradient, workspaces."""
+    """Return the ops of the gradient of a convolution's input.
+
+    They make the result, copies of weight and output's gradient, and workspaces.
+    """
     weight = operand_of(call.weight)
     is_last = is_channels_last(grad, weight)
     copies = (*weight.copies_to(is_last), *grad.copies_to(is_last))
@@ -103,9 +110,10 @@ def _data_gradient(call: ConvCall, grad: ConvOperand) -> Ops:
 
 
 def _weight_gradient(call: ConvCall, x: ConvOperand, grad: ConvOperand) -> Ops:
-    """Return the ops of the weight gradient: copies of the output's gradient and input, result, workspaces.
+    """Return the ops of the gradient of a convolution's weight.
 
-    A transposed convolution copies in the opposite order.
+    They make copies of the output's gradient and the input, the result, and workspaces. A transposed
+    convolution copies in the opposite order.
     """
     is_last = is_channels_last(x, grad)
     copies = tuple(
@@ -118,7 +126,7 @@ def _weight_gradient(call: ConvCall, x: ConvOperand, grad: ConvOperand) -> Ops:
 
 
 def _cudnn_ops(call: ConvCall, direction: Direction, is_last: bool) -> Ops:
-    """Return the op of the convolution that cuDNN runs in a direction, or () if a tensor is empty.
+    """Return the op of a convolution that cuDNN runs, or () if a tensor is empty.
 
     () is also returned for types that cuDNN does not have.
     """
@@ -135,7 +143,7 @@ _DTYPES = {getattr(torch, name): name for name in ("float32", "float64", "float1
 
 
 def _query(call: ConvCall, direction: Direction, is_last: bool) -> Convolution:
-    """Return the convolution that cuDNN runs for a call; a transposed call's input and output are swapped."""
+    """Return the convolution that cuDNN runs for a call. A transposed call's input and output are swapped."""
     x, y = (call.y, call.x) if call.transposed else (call.x, call.y)
     x_size, weight_size, y_size = (tuple(t.shape) for t in (x, call.weight, y))
     padding, stride, dilation = map(call.of_each_dimension, (call.padding, call.stride, call.dilation))

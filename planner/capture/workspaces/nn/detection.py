@@ -22,7 +22,7 @@ def _nonzero(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _nms(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of torchvision's nms, which sorts boxes by score and holds a bit per pair of boxes."""
+    """Return the ops of torchvision's nms. It sorts boxes by score and holds a bit for each pair of boxes."""
     boxes, scores = args[:2]
     many = boxes.shape[0]
     if not many:

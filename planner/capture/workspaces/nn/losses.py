@@ -1,6 +1,7 @@
-"""Workspace rules of losses, mainly for the unreduced loss, which is made before its mean or sum.
+"""Workspace rules of losses.
 
-Sources: ATen/native/BinaryOps.cpp, Loss.cpp and cuda/Loss.cu.
+Most losses make the unreduced loss before its mean or sum. Sources: ATen/native/BinaryOps.cpp, Loss.cpp and
+cuda/Loss.cu.
 """
 
 from math import prod
@@ -18,12 +19,15 @@ _NONE = 0  # at::Reduction::None
 
 
 def _whole(x: Tensor, target: Tensor) -> int:
-    """Return the bytes of the unreduced loss, which has the broadcast shape of input and target."""
+    """Return the bytes of the unreduced loss.
+
+    The unreduced loss has the broadcast shape of input and target.
+    """
     return x.element_size() * prod(broadcast([x.shape, target.shape]) or ())
 
 
 def _result_first(at: int) -> Rule:
-    """Return the rule of a structured loss, which makes the scalar before the unreduced loss.
+    """Return the rule of a loss that makes its result before the unreduced loss.
 
     The loss's argument at position `at` is the kind of reduction.
     """
@@ -37,10 +41,10 @@ def _result_first(at: int) -> Rule:
 
 
 def _result_last(at: int, temporaries: int) -> Rule:
-    """Return the rule of a loss that makes `temporaries` tensors of full size before its result.
+    """Return the rule of a loss that makes temporary tensors before its result.
 
-    The loss's argument at position `at` is the kind of reduction. Without reduction, the last of the
-    `temporaries` tensors is the result.
+    There are `temporaries` tensors of full size. The loss's argument at position `at` is the kind of
+    reduction. Without reduction, the last of the `temporaries` tensors is the result.
     """
 
     def rule(args: Args, out: Any, target: Target) -> Ops:
@@ -53,9 +57,9 @@ def _result_last(at: int, temporaries: int) -> Rule:
 
 
 def _binary_cross_entropy(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of binary cross entropy: its mean is copied into the storage of the unreduced loss.
+    """Return the ops of binary cross entropy.
 
-    See `meta_kernels/cuda_layouts.py`.
+    The mean is copied into the storage of the unreduced loss. See `meta_kernels/cuda_layouts.py`.
     """
     if argument(args, 3, 1) == _NONE:
         return ()
@@ -63,9 +67,10 @@ def _binary_cross_entropy(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _ctc_loss(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of CTC loss, which makes lengths and offsets of targets on the GPU, then its outputs.
+    """Return the ops of CTC loss.
 
-    Source: ATen/native/cuda/LossCTC.cu.
+    Lengths and offsets of targets are made on the GPU before the outputs. Source:
+    ATen/native/cuda/LossCTC.cu.
     """
     samples = 8 * args[0].shape[1]
     return Hold(samples), Hold(samples), Hold(samples), Output(1), Outputs()  # the forward variables first

@@ -21,7 +21,7 @@ _ANY_WIDTH = 65536
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A variant of the backward kernel, for a tile of scores, a width of heads and an architecture."""
+    """A variant of the backward kernel. It is for a tile of scores, a width of heads and an architecture."""
 
     queries: int  # rows of a tile of scores
     keys: int  # columns of a tile of scores
@@ -41,7 +41,7 @@ class Variant:
 
 
 def forward(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of the forward pass: in half precision with wide heads, a float32 accumulator."""
+    """Return the ops of the forward pass. Wide heads in half precision take an accumulator in float32."""
     key, value = args[1], args[2]
     half = value.dtype is not torch.float32
     if half and max(key.shape[-1], value.shape[-1]) > _RF_WIDTH:
@@ -75,10 +75,11 @@ def backward(args: Args, out: Any, target: Target) -> Ops:
 def backward_variant(
     dtype: torch.dtype, width: int, dropout_p: float, capability: tuple[int, int]
 ) -> Variant:
-    """Return the first kernel in cutlassB.h that accepts heads of `width` and fits in shared memory.
+    """Return the first variant in cutlassB.h that accepts the width of heads.
 
-    Tiles of 128 queries do not fit on GPUs with 64 or 99 KiB per block (7.5, 8.6, 8.9, 12.x). This is
-    inferred from the narrower tiles that follow them in the list, not from the sizes of the structures.
+    The tiles of the variant must fit in shared memory. Tiles of 128 queries do not fit on GPUs with 64 or 99
+    KiB per block (7.5, 8.6, 8.9, 12.x). This is inferred from the narrower tiles that follow them in the
+    list, not from the sizes of the structures.
     """
     half = dtype is not torch.float32
     generation = next(g for g in (80, 75, 70, 50) if capability[0] * 10 + capability[1] >= g)
@@ -96,10 +97,11 @@ def backward_variant(
 
 
 def workspace_bytes(variant: Variant, query: Tensor, key: Tensor, value: Tensor) -> int:
-    """Return the bytes of `Params::workspace_size`, in which gradients are accumulated in float32.
+    """Return the bytes of the backward kernel's workspace (`Params::workspace_size`).
 
-    torch 2.0 needed no workspace for floats. Later versions split the keys over blocks if the compute
-    capability is at least 7.0, which needs an accumulator for the queries' gradient.
+    Gradients are accumulated there in float32. torch 2.0 needed no workspace for floats. Later versions split
+    the keys over blocks if the compute capability is at least 7.0, which needs an accumulator for the
+    queries' gradient.
     """
     batch, heads, rows, width = query.shape
     stored = 0
@@ -113,9 +115,9 @@ def workspace_bytes(variant: Variant, query: Tensor, key: Tensor, value: Tensor)
 
 
 def _key_splits(variant: Variant, blocks: int, keys: int) -> int:
-    """Return the number of thread blocks over which the keys of one head are split (attention_backward.cu).
+    """Return the number of thread blocks that share the keys of one head.
 
-    `blocks` is the batch size times the number of heads.
+    Source: attention_backward.cu. `blocks` is the batch size times the number of heads.
     """
     if variant.generation < 70 or torch.are_deterministic_algorithms_enabled():
         return 1

@@ -1,7 +1,8 @@
-"""Workspace rules of PyTorch's own convolution kernels: depthwise kernels, and matrix products.
+"""Workspace rules of PyTorch's own convolution kernels.
 
-`_select_conv_backend` (ATen/native/Convolution.cpp) selects the kernels if it does not select cuDNN. The
-order of the blocks of products is as an allocator recorded it with torch 2.13 on an emulated GPU.
+They are depthwise kernels and matrix products. `_select_conv_backend` (ATen/native/Convolution.cpp) selects
+the kernels if it does not select cuDNN. The order of the blocks of products is as an allocator recorded it
+with torch 2.13 on an emulated GPU.
 """
 
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ def is_depthwise(call: ConvCall) -> bool:
 
 
 def is_native_depthwise(call: ConvCall) -> bool:
-    """Return whether PyTorch's own kernel, not cuDNN, runs a call as a contiguous depthwise convolution.
+    """Return whether PyTorch's own kernel runs a contiguous depthwise convolution.
 
     PyTorch's kernel does, except in float16 for workloads at which cuDNN is faster (Convolution.cpp,
     use_cudnn_depthwise and the workloads that it lists).
@@ -63,7 +64,7 @@ def is_native_depthwise(call: ConvCall) -> bool:
 
 
 def depthwise_gradients(grad: ConvOperand, x: ConvOperand, mask: Sequence[bool]) -> Ops:
-    """Return the ops of the gradients of input and weight by PyTorch's depthwise kernels.
+    """Return the ops of PyTorch's depthwise kernels for the gradients of input and weight.
 
     The kernel for images makes the weight gradient first (the order of arguments in
     ATen/native/cuda/DepthwiseConv2d.cu); the kernel for volumes makes both before it copies, and keeps the
@@ -85,7 +86,7 @@ def depthwise_gradients(grad: ConvOperand, x: ConvOperand, mask: Sequence[bool])
 
 
 def runs_products(call: ConvCall) -> bool:
-    """Return whether PyTorch unfolds the input to columns and multiplies them by the weight.
+    """Return whether PyTorch runs a convolution as products of unfolded columns.
 
     PyTorch does so if it does not use cuDNN (`use_cudnn`): for bfloat16 below compute capability 8.0, and for
     volumes in some versions. Depthwise convolutions are never unfolded.
@@ -97,7 +98,7 @@ def runs_products(call: ConvCall) -> bool:
 
 
 def forward_products(call: ConvCall, *, has_bias: bool) -> Ops:
-    """Return the ops of a forward pass by matrix products, sample by sample and group by group."""
+    """Return the ops of a forward pass by matrix products. Samples and groups run one after another."""
     run = _Products(call, ["y"])
     x = run.contiguous("x", input_of(call.x))
     run.contiguous("weight", operand_of(call.weight))
@@ -118,7 +119,10 @@ def forward_products(call: ConvCall, *, has_bias: bool) -> Ops:
 
 
 def gradients_by_products(call: ConvCall, mask: Sequence[bool]) -> Ops:
-    """Return the ops of the gradients of input, weight and bias that `mask` selects, by matrix products."""
+    """Return the ops of a backward pass by matrix products.
+
+    `mask` selects the gradients of input, weight and bias.
+    """
     names = [name for name, is_needed in zip(("x", "weight", "bias"), mask, strict=True) if is_needed]
     run = _Products(call, names)
     x = run.contiguous("x", input_of(call.x))
@@ -172,7 +176,10 @@ def _gradients_of_dilated(run: "_Products", grad: ConvOperand) -> None:
 
 
 def _gradients_of_transposed(run: "_Products", grad: ConvOperand) -> None:
-    """Record the input's gradient, then the gradients of weight and bias, which another kernel makes."""
+    """Record the gradients of a transposed convolution.
+
+    The input's gradient comes first. Another kernel makes the gradients of weight and bias.
+    """
     for names in (["x"], ["weight", "bias"]):
         needed = [name for name in names if name in run.names]
         if not needed:
@@ -194,7 +201,7 @@ def _gradients_of_transposed(run: "_Products", grad: ConvOperand) -> None:
 
 @dataclass(slots=True)
 class _Products:
-    """A recorder of the ops of one convolution by matrix products, which names the held blocks."""
+    """A recorder of the ops of one convolution by matrix products. Held blocks have names."""
 
     call: ConvCall
     names: list[str]  # names of the results, in order
@@ -205,24 +212,30 @@ class _Products:
 
     @property
     def is_dilated(self) -> bool:
-        """Return whether the kernels of dilated convolutions run, as they do for all volumes."""
+        """Return whether the kernels of dilated convolutions run. They run for all volumes."""
         return self.call.x.dim() == 5 or any(step != 1 for step in self.call.dilation)
 
     @property
     def needs_columns(self) -> bool:
-        """Return whether the input must be unfolded to columns, as it cannot serve as the columns itself."""
+        """Return whether the input must be unfolded to columns.
+
+        If not, the input itself serves as the columns.
+        """
         call = self.call
         ones = (*call.weight.shape[2:], *call.stride, *call.dilation)
         return any(number != 1 for number in ones) or any(number != 0 for number in call.padding)
 
     @property
     def columns_bytes(self) -> int:
-        """Return the bytes of a sample's columns, one per output position (input position if transposed)."""
+        """Return the bytes of a sample's columns.
+
+        There is one column for each output position, or input position if the convolution is transposed.
+        """
         positions = (self.call.x if self.call.transposed else self.call.y).shape[2:]
         return prod(self.call.weight.shape[1:]) * prod(positions) * self.call.x.element_size()
 
     def bytes_of(self, name: str) -> int:
-        """Return the bytes of one group's part of the result named "x", "weight", "bias" or "y"."""
+        """Return the bytes of one group's part of a result. The results are "x", "weight", "bias" and "y"."""
         call = self.call
         if name == "bias":
             return call.y.shape[1] // call.groups * call.y.element_size()
@@ -234,7 +247,7 @@ class _Products:
         self.held.append(name)
 
     def free(self, *names: str) -> None:
-        """Record that each named block that is held is freed."""
+        """Record that the named blocks are freed. Names without a held block are ignored."""
         for name in names:
             if name in self.held:
                 beneath = self.held[::-1].index(name)
@@ -242,20 +255,26 @@ class _Products:
                 del self.held[-1 - beneath]
 
     def contiguous(self, name: str, operand: ConvOperand) -> ConvOperand:
-        """Return an operand in contiguous form, and record the allocation of a copy if one is needed."""
+        """Return an operand in contiguous form, and record a copy if one is needed."""
         if operand.copies_to(is_last=False):
             self.hold(name, operand.size_bytes)
         return operand.contiguous(is_last=False)
 
     def part(self, name: str, operand: ConvOperand) -> ConvOperand:
-        """Return one group's part of an operand, and record its copy if it is not dense (`subtensor`)."""
+        """Return one group's part of an operand.
+
+        A copy is recorded if the part is not dense (`subtensor`).
+        """
         part = operand.group_of(self.call.groups)
         if part.copies_to(part.suggests_last):
             self.hold(name, part.size_bytes)
         return part.contiguous(part.suggests_last)
 
     def result(self, name: str) -> None:
-        """Record the allocation of a result, or, if there are several groups, of a group's part of it."""
+        """Record the allocation of a result.
+
+        If there are several groups, a group's part is allocated instead.
+        """
         if self.call.groups > 1:
             self.hold(f"part of {name}", self.bytes_of(name))
         else:
@@ -264,7 +283,10 @@ class _Products:
             self._made.append(name)
 
     def output_of_transposed(self) -> None:
-        """Record the output; over volumes, a larger output is made in the input's size and then resized."""
+        """Record the output of a transposed convolution.
+
+        Over volumes, a larger output is made in the input's size and then resized.
+        """
         is_resized = self.call.x.dim() == 5 and self.bytes_of("y") > self.bytes_of("x")
         if is_resized:
             self.hold("old output", self.bytes_of("x"))
@@ -278,12 +300,15 @@ class _Products:
         self._has_multiplied = True
 
     def sum_to_bias(self, shape: Sequence[int], *dims: int) -> None:
-        """Record the reduction of a contiguous output gradient over `dims` to the bias gradient."""
+        """Record the reduction of a contiguous output gradient to the bias gradient.
+
+        `dims` are the reduced dimensions.
+        """
         scratch = reduction(Dense(tuple(shape)), dims, 4, self.call.target)
         self._ops += [*scratch, *released(scratch)]
 
     def joined(self) -> Ops:
-        """Return the recorded ops, followed by the whole results if there are several groups."""
+        """Return all recorded ops. If there are several groups, the whole results come last."""
         if self.call.groups > 1:
             self._ops += [Output() for _ in self.names]
         return tuple(self._ops)

@@ -35,13 +35,13 @@ def _rms_norm(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _layer_norm_backward(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of layer norm's backward pass: the gradients of the input, the weight and the bias."""
+    """Return the ops of layer norm's backward pass."""
     grad, x, normalized, _, _, weight, _, mask = args
     return _normalized_backward(grad, x, normalized, weight, out, mask, target)
 
 
 def _rms_norm_backward(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of RMS norm's backward pass: the gradients of the input and the weight."""
+    """Return the ops of RMS norm's backward pass."""
     grad, x, normalized, _, weight, mask = args
     return _normalized_backward(grad, x, normalized, weight, out, mask, target)
 
@@ -130,9 +130,9 @@ def _closest_factor(number: int) -> int:
 
 
 def is_cudnn_batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool) -> bool:
-    """Return whether cuDNN runs a batch norm; its epsilon is assumed to be at least 1e-5.
+    """Return whether cuDNN runs a batch norm.
 
-    Source: `_select_batch_norm_backend`.
+    The epsilon is assumed to be at least 1e-5. Source: `_select_batch_norm_backend`.
     """
     if weight is None or bias is None or x.dim() < 3:
         return False
@@ -183,11 +183,12 @@ def _batch_norm_backward(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _cudnn_moments(x: Tensor, block_bytes: int, block_rows: int, bytes_: int) -> Ops:
-    """Return the ops of cuDNN's batch norm: the outputs and, if the input is channels last, a workspace.
+    """Return the ops of cuDNN's batch norm.
 
-    The workspace is of CUDNN_BATCHNORM_SPATIAL_PERSISTENT, which torch uses only in training with channels
-    last. All 8,316 sizes that cuDNN 9.19 gave on an H200 follow this rule (benchmarks/measured), which is
-    assumed for other GPUs and versions.
+    They make the outputs and, if the input is channels last, a workspace. The workspace is of
+    CUDNN_BATCHNORM_SPATIAL_PERSISTENT, which torch uses only in training with channels last. All 8,316 sizes
+    that cuDNN 9.19 gave on an H200 follow this rule (benchmarks/measured), which is assumed for other GPUs
+    and versions.
     """
     if not suggests_channels_last(x):
         return (Outputs(),)
@@ -198,9 +199,9 @@ def _cudnn_moments(x: Tensor, block_bytes: int, block_rows: int, bytes_: int) ->
 
 
 def _partial_moments(x: Tensor, values: int) -> Ops:
-    """Return the staging data and semaphores of kernels for channels last, or () if one block sums all rows.
+    """Return the ops of partial moments, or () if one block of threads sums all rows.
 
-    Source: `flexible_launch_configs`.
+    Kernels for channels last hold staging data and semaphores. Source: `flexible_launch_configs`.
     """
     if not _reads_channels_last(x):
         return ()
@@ -217,9 +218,9 @@ def _partial_moments(x: Tensor, values: int) -> Ops:
 
 
 def _reads_channels_last(x: Tensor) -> bool:
-    """Return whether batch norm's kernels for channels last run (`batch_norm_choose_impl`).
+    """Return whether batch norm's kernels for channels last run.
 
-    The kernels also run for matrices and for images of one pixel.
+    Source: `batch_norm_choose_impl`. The kernels also run for matrices and for images of one pixel.
     """
     return x.stride(1) == 1 or suggests_channels_last(x)
 

@@ -1,4 +1,4 @@
-"""Workspace rules of cuDNN's recurrent layers, and the sizes of their weights and reserve space.
+"""Workspace rules of cuDNN's recurrent layers, and sizes of weights and reserve space.
 
 cuDNN does not document the sizes of its reserve space and workspace. The formulas below give exactly the
 sizes reported for a P100 in 2017 (LSTM: 736,000,000 and 17,730,560 bytes, GRU: 864,000,000 and 13,169,920;
@@ -18,7 +18,7 @@ from planner.program import Target, threads_per_sm
 
 
 class Mode(NamedTuple):
-    """A kind of recurrent layer; `name` is the value of `nn.RNNBase.mode`."""
+    """A kind of recurrent layer. `name` is the value of `nn.RNNBase.mode`."""
 
     name: str
     gates: int
@@ -66,38 +66,42 @@ class RnnSizes(NamedTuple):
         return self.projected or self.hidden
 
     def weight_elements(self) -> int:
-        """Return the number of elements of cuDNN's flat weights; both biases count even if unused."""
+        """Return the number of elements of cuDNN's flat weights. Both biases count even if unused."""
         per_row = 2 * MODES[self.mode].gates + self.projected
         return self._matrix_elements() + self.layers * self.directions * self.hidden * per_row
 
     def reserve_bytes(self, rows: int, element_bytes: int) -> int:
-        """Return the bytes that training keeps: cells' states, and outputs of all layers except the last.
+        """Return the bytes that training keeps.
 
-        `rows` is the number of steps times the number of samples.
+        They hold the states of cells, and the outputs of all layers except the last. `rows` is the number of
+        steps times the number of samples.
         """
         vectors = MODES[self.mode].reserve + (1 if self.projected else 0)
         elements = self.layers * vectors * self.hidden + (self.layers - 1) * self.width
         return rows * self.directions * element_bytes * elements
 
     def workspace_bytes(self, samples: int, element_bytes: int) -> int:
-        """Return the bytes of the workspace, which has the transposed matrices and vectors per sample."""
+        """Return the bytes of the workspace.
+
+        The workspace has the transposed matrices, and vectors for each sample.
+        """
         vectors = self.layers * self.directions * samples * self.hidden * (3 * MODES[self.mode].gates - 1)
         return element_bytes * (self._matrix_elements() + vectors)
 
     def _matrix_elements(self) -> int:
-        """Return the number of elements of all matrices; later layers read the outputs of all directions."""
+        """Return the number of elements of all matrices. Later layers read the outputs of all directions."""
         inputs = self.inputs + (self.layers - 1) * self.width * self.directions
         return self.directions * MODES[self.mode].gates * self.hidden * (inputs + self.layers * self.width)
 
 
 def _workspace(x: Tensor, batch_sizes: list[int], *sizes: Any) -> int:
-    """Return the bytes of the workspace for an input; `sizes` are `RnnSizes` without `inputs`."""
+    """Return the bytes of the workspace for an input. `sizes` are `RnnSizes` without `inputs`."""
     samples = batch_sizes[0] if batch_sizes else x.shape[1]
     return RnnSizes(sizes[0], x.shape[-1], *sizes[1:]).workspace_bytes(samples, x.element_size())
 
 
 def _steps_first(x: Tensor, batch_first: bool, batch_sizes: list[int]) -> Tensor:
-    """Return a view of an input with steps as its first dimension; cuDNN needs this view to be contiguous."""
+    """Return a view of an input with steps as its first dimension. cuDNN needs this view to be contiguous."""
     return x.transpose(0, 1) if batch_first and not batch_sizes else x
 
 
@@ -118,9 +122,9 @@ def _forward(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _dropout_state(target: Target) -> Ops:
-    """Return the ops that make dropout's state: a seed, and a generator for each of the GPU's threads.
+    """Return the ops that make dropout's state.
 
-    Source: cudnn/RNN.cpp.
+    The state has a seed, and a generator for each of the GPU's threads. Source: cudnn/RNN.cpp.
     """
     return 8, Keep(_GENERATOR_BYTES * threads_per_sm(target.capability) * target.sm_count)
 

@@ -18,7 +18,7 @@ _CONVOLUTION = torch.ops.aten.convolution.default
 
 
 def is_volume_without_cudnn(call: ConvCall) -> bool:
-    """Return whether the target's torch runs a convolution over volumes by its own kernels, not cuDNN.
+    """Return whether torch runs a convolution over volumes without cuDNN.
 
     torch 2.9 does so in half precision if the tensors are contiguous and the kernel is larger than a voxel.
     2.9.0 also does so for tensors in channels last, which is ignored.
@@ -31,7 +31,7 @@ def is_volume_without_cudnn(call: ConvCall) -> bool:
 
 
 def note_on_call(func: Any, args: tuple[Any, ...], out: Any, target: Target) -> str:
-    """Return a note if a call is a convolution over volumes without cuDNN, or "" for any other call."""
+    """Return a note on a convolution over volumes without cuDNN, or "" for any other call."""
     if func is not _CONVOLUTION or target.torch != _VERSION:
         return ""
     call = ConvCall(args[0], args[1], out, args[3], args[4], args[5], args[6], args[8], target)

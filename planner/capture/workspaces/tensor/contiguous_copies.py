@@ -1,4 +1,4 @@
-"""Workspace rules of kernels that make contiguous copies of operands and allocate no other memory.
+"""Workspace rules of kernels whose only workspaces are contiguous copies of operands.
 
 Each kernel calls `contiguous()` internally, which no dispatched operator shows. If a kernel also reads
 channels last, only other layouts are copied. A structured kernel gets its outputs before it runs, so copies
@@ -29,7 +29,7 @@ _OF_CUDNN = (torch.float16, torch.float32, torch.float64)  # dtypes that cuDNN's
 def _copies_after(
     copies: Callable[..., Ops], positions: tuple[int, ...], args: Args, out: Any, target: Target
 ) -> Ops:
-    """Return the ops of a structured kernel: outputs, then copies of the tensors at `positions` in `args`."""
+    """Return the outputs, then copies of the tensors at `positions` in `args`."""
     tensors = [argument(args, position) for position in positions]
     return (Outputs(), *copies(*(t for t in tensors if isinstance(t, Tensor))))
 
@@ -77,9 +77,9 @@ def _gradient_and_input(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _gradient_of_adaptive_pool(args: Args, out: Any, target: Target) -> Ops:
-    """Return the outputs, then a contiguous copy of the gradient unless the input is channels last.
+    """Return the outputs, then a contiguous copy of the gradient.
 
-    Source: AdaptiveAveragePooling.cu.
+    With an input in channels last, the gradient is not copied. Source: AdaptiveAveragePooling.cu.
     """
     grad, x = args[:2]
     return (Outputs(), *(() if suggests_channels_last(x) else contiguous_copies(grad)))
@@ -94,34 +94,36 @@ def _gradient_of_adaptive_max_pool(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _gradient_of_bilinear(args: Args, out: Any, target: Target) -> Ops:
-    """Return the outputs, then a dense copy of the gradient unless it has the output's size.
+    """Return the outputs, then a dense copy of the gradient.
 
-    Source: UpSampleBilinear2d.cu.
+    Returns () if the gradient has the output's size. Source: UpSampleBilinear2d.cu.
     """
     return () if args[0].shape == out.shape else (Outputs(), *dense_copies(args[0]))
 
 
 def _through_contiguous(args: Args, out: Any, target: Target) -> Ops:
-    """Return the outputs, a contiguous result for each non-contiguous output, and a copy of the input.
+    """Return the outputs, then contiguous copies of the outputs and the input.
 
-    Source: AdaptiveMaxPooling2d.cu, UpSampleNearest3d.cu, UpSampleTrilinear3d.cu, UpSampleBilinear2d.cu.
+    Contiguous tensors are not copied. Source: AdaptiveMaxPooling2d.cu, UpSampleNearest3d.cu,
+    UpSampleTrilinear3d.cu, UpSampleBilinear2d.cu.
     """
     outputs = out if isinstance(out, tuple) else (out,)
     return (Outputs(), *contiguous_copies(*outputs), *contiguous_copies(args[0]))
 
 
 def _gradient_of_trilinear(args: Args, out: Any, target: Target) -> Ops:
-    """Return the outputs, a copy of the gradient, and a contiguous result for a non-contiguous output.
+    """Return the outputs, then contiguous copies of the gradient and the output.
 
-    Source: UpSampleTrilinear3d.cu.
+    Contiguous tensors are not copied. Source: UpSampleTrilinear3d.cu.
     """
     return (Outputs(), *contiguous_copies(args[0]), *contiguous_copies(out))
 
 
 def _unfold(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of `im2col`: a block of the input's size, a copy of the input, and the output.
+    """Return the ops of `im2col`.
 
-    The block is resized to the output; if it is large enough, it is the output (Im2Col.cu).
+    They make a block of the input's size, a copy of the input, and the output. The block is resized to the
+    output; if it is large enough, it is the output (Im2Col.cu).
     """
     x = args[0]
     if tensor_bytes(x) >= tensor_bytes(out):
@@ -130,9 +132,9 @@ def _unfold(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _running(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the output, then a copy of the input if its type differs or it is not contiguous.
+    """Return the output, then a contiguous copy of the input in the output's type.
 
-    Source: ReduceOps.cpp.
+    An input of that type and layout is not copied. Source: ReduceOps.cpp.
     """
     x = args[0]
     return (
@@ -151,9 +153,9 @@ def _dropout(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _samples_by_cudnn(x: Tensor, grid: Tensor, mode: int, padding: int, align_corners: bool) -> bool:
-    """Return whether cuDNN samples images at a grid; it supports bilinear mode with zeros as padding.
+    """Return whether cuDNN samples images at a grid.
 
-    Source: GridSamplerUtils.h.
+    cuDNN supports bilinear mode with zeros as padding. Source: GridSamplerUtils.h.
     """
     is_plain = mode == 0 and padding == 0 and align_corners and x.dtype in _OF_CUDNN
     is_small = is_plain and x.shape[1] <= 1024 and x.numel() < 2**31 and grid.numel() < 2**31
@@ -166,7 +168,7 @@ def _copies_of_repeated(*tensors: Tensor) -> Ops:
 
 
 def _sampling(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of sampling images at a grid, by cuDNN or PyTorch's kernel (cudnn/GridSampler.cpp)."""
+    """Return the ops of sampling images at a grid. cuDNN or PyTorch's kernel runs (cudnn/GridSampler.cpp)."""
     x, grid = args[:2]
     if not _samples_by_cudnn(*args[:5]):
         return (Outputs(),)
@@ -174,7 +176,7 @@ def _sampling(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _gradient_of_sampling(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of the gradients of sampling images at a grid; cuDNN always computes both gradients."""
+    """Return the ops of the gradients of sampling images at a grid. cuDNN always computes both gradients."""
     grad, x, grid, mode, padding, align_corners, mask = args
     if not _samples_by_cudnn(x, grid, mode, padding, align_corners):
         return (Outputs(),)

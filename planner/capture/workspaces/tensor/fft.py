@@ -11,7 +11,7 @@ from planner.program import Target
 
 
 def notes_on_transforms(operators: Iterable[str]) -> tuple[str, ...]:
-    """Return a note on cuFFT's work area, or () if a trace's operators include no Fourier transform."""
+    """Return a note on cuFFT's work area, or () if no operator is a Fourier transform."""
     if not any(name.startswith("aten._fft_") for name in operators):
         return ()
     return (
@@ -21,11 +21,12 @@ def notes_on_transforms(operators: Iterable[str]) -> tuple[str, ...]:
 
 
 def _fourier(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of a Fourier transform: output, copy of the input if cuFFT cannot read it, work area.
+    """Return the ops of a Fourier transform.
 
-    Source: ATen/native/cuda/SpectralOps.cpp, `_fft_r2c_cufft`. cuFFT does not document the size of its work
-    area. It is assumed to be the larger of input and output, an upper bound for lengths with small prime
-    factors (inferred, not measured).
+    They make the output, a copy of the input if cuFFT cannot read it, and the work area. Source:
+    ATen/native/cuda/SpectralOps.cpp, `_fft_r2c_cufft`. cuFFT does not document the size of its work area. It
+    is assumed to be the larger of input and output, an upper bound for lengths with small prime factors
+    (inferred, not measured).
     """
     x, dims = args[:2]
     copies = () if _is_readable(x, dims) else (Hold(tensor_bytes(x)),)
@@ -57,15 +58,18 @@ def _is_readable(x: Tensor, dims: Sequence[int]) -> bool:
 
 
 def _fourier_to_real(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of a transform to real numbers: output, copy of the overwritten input, work area."""
+    """Return the ops of a Fourier transform to real numbers.
+
+    They make the output, a copy of the overwritten input, and the work area.
+    """
     x = args[0]
     return Outputs(), Hold(tensor_bytes(x)), max(tensor_bytes(x), tensor_bytes(out))
 
 
 def _euclidean_distance(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of Euclidean distances, a product of rows extended by norms and ones.
+    """Return the ops of Euclidean distances.
 
-    Source: ATen/native/Distance.cpp.
+    torch multiplies rows that are extended by norms and ones. Source: ATen/native/Distance.cpp.
     """
     x, y = args[:2]
     ops: list[Op] = []

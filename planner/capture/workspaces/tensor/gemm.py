@@ -43,22 +43,22 @@ class CublasWorkspaces:
     """A record of the threads and streams whose cuBLAS handles already have workspaces."""
 
     def __init__(self, target: Target, config: str = "") -> None:
-        """Create an empty record; `config` is the value of CUBLAS_WORKSPACE_CONFIG."""
+        """Create an empty record. `config` is the value of CUBLAS_WORKSPACE_CONFIG."""
         self._bytes = workspace_bytes(target.capability, config, target.torch)
         self._keeps_lt = lt_workspace(target.torch) is LtWorkspace.KEPT
         self._used: set[tuple[bool, int]] = set()
         self._lt_used: set[tuple[bool, int]] = set()
 
     def forget(self) -> None:
-        """Forget all threads and streams, since torch has freed the workspaces."""
+        """Forget all threads and streams. torch has freed their workspaces."""
         self._used.clear()
         self._lt_used.clear()
 
     def first_use(self, phase: Phase, stream: int = 0) -> int:
-        """Return the bytes that cuBLAS allocates in a call and keeps; record the call's thread and stream.
+        """Return the bytes that cuBLAS allocates in a call and keeps.
 
-        Return 0 if thread and stream are recorded already. The thread follows from the phase: autograd's
-        thread in the backward pass, otherwise the main thread.
+        The call's thread and stream are recorded. Return 0 if thread and stream are recorded already. The
+        thread follows from the phase: autograd's thread in the backward pass, otherwise the main thread.
         """
         place = phase is Phase.BACKWARD, stream  # autograd's thread or the main thread, and the stream
         if place in self._used:
@@ -67,10 +67,10 @@ class CublasWorkspaces:
         return self._bytes
 
     def first_lt_use(self, func: Any, args: Args, phase: Phase, stream: int = 0) -> int:
-        """Return the bytes that cuBLASLt allocates in a call and keeps; record the call's thread and stream.
+        """Return the bytes that cuBLASLt allocates in a call and keeps.
 
-        Return 0 if thread and stream are recorded already, or if cuBLASLt does not run the call or keeps no
-        workspace in this version of torch.
+        The call's thread and stream are recorded. Return 0 if thread and stream are recorded already, or if
+        cuBLASLt does not run the call or keeps no workspace in this version of torch.
         """
         place = phase is Phase.BACKWARD, stream
         if not self._keeps_lt or place in self._lt_used:
@@ -82,10 +82,10 @@ class CublasWorkspaces:
 
 
 def uses_cublas(func: Any, args: Args, ops: Ops, torch: TorchVersion) -> bool:
-    """Return whether a call uses cuBLAS, judged by its operator or by the ops of its rule.
+    """Return whether a call uses cuBLAS.
 
-    Since torch 2.13 a batch of outer products is multiplied pointwise, without cuBLAS
-    (ATen/native/cuda/Blas.cpp).
+    The operator or the ops of its rule decide. Since torch 2.13 a batch of outer products is multiplied
+    pointwise, without cuBLAS (ATen/native/cuda/Blas.cpp).
     """
     if func not in BLAS_OPS:
         return any(isinstance(one, KernelOp) and one.kind is OpKind.CUBLAS for one in ops)
@@ -122,12 +122,18 @@ def _copy_for_cublas(matrix: Tensor) -> Ops:
 
 
 def _product(first: int, args: Args, out: Any, target: Target) -> Ops:
-    """Return the copies of a product's operands, which are the arguments at `first` and `first + 1`."""
+    """Return the copies of a product's operands.
+
+    The operands are the arguments at `first` and `first + 1`.
+    """
     return (*_copy_for_cublas(args[first]), *_copy_for_cublas(args[first + 1]))
 
 
 def _addmm(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of `addmm`: copies of the operands, and cuBLASLt's workspace if each call takes one."""
+    """Return the ops of `addmm`.
+
+    They copy operands and, if each call takes one, hold cuBLASLt's workspace.
+    """
     takes_own = lt_workspace(target.torch) is LtWorkspace.OF_CALL and _uses_lt(args)
     return (*_product(1, args, out, target), *((Hold(LT_BYTES),) if takes_own else ()))
 

@@ -84,12 +84,12 @@ def _embedding_bag_backward(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 def _index_put(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of `index_put`, which sorts the indices if it accumulates.
+    """Return the ops of `index_put`.
 
-    A mask is first replaced by the indices of its true elements, one tensor for each dimension
-    (`expandTensors`, ATen/native/IndexingUtils.h). Source of the sort: `index_put_with_sort_kernel`,
-    ATen/native/cuda/Indexing.cu. The range check of indices, which the gradient of indexing skips, is not
-    planned.
+    It sorts the indices if it accumulates. A mask is first replaced by the indices of its true elements, one
+    tensor for each dimension (`expandTensors`, ATen/native/IndexingUtils.h). Source of the sort:
+    `index_put_with_sort_kernel`, ATen/native/cuda/Indexing.cu. The range check of indices, which the gradient
+    of indexing skips, is not planned.
     """
     x, values, accumulate = args[0], args[2], argument(args, 3, False)
     covered = {d for start, index in _places(args[1]) for d in range(start, start + _width(index))}
@@ -129,11 +129,11 @@ def _index_put(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 def _linear_index(size: int, indices: Sequence[Tensor]) -> Iterator[KernelOp]:
-    """Yield the ops that sum indices of `size` bytes to linear indices.
+    """Yield the ops that combine indices into one linear index.
 
-    Each index is wrapped, multiplied by its stride, and added. CPU indices are moved to the GPU after the
-    product, and int32 indices of the GPU are converted to int64 at first (computeLinearIndex,
-    ATen/native/cuda/Indexing.cu).
+    An index on the GPU takes `size` bytes. Each index is wrapped, multiplied by its stride, and added. CPU
+    indices are moved to the GPU after the product, and int32 indices of the GPU are converted to int64 at
+    first (computeLinearIndex, ATen/native/cuda/Indexing.cu).
     """
     converted = [index for index in indices if index.dtype is torch.int32 and not is_on_cpu(index)]
     yield from (Hold(size) for _ in converted)
@@ -146,7 +146,10 @@ def _linear_index(size: int, indices: Sequence[Tensor]) -> Iterator[KernelOp]:
 
 
 def bits_of(key: int) -> int:
-    """Return the number of bits of a sort's largest key, at least 1 (get_num_bits, ATen/cuda/cub.cuh)."""
+    """Return the number of bits of a sort's largest key, at least 1.
+
+    Source: get_num_bits, ATen/cuda/cub.cuh.
+    """
     bits = 1
     while key >= 1 << bits:
         bits += 1
@@ -154,7 +157,7 @@ def bits_of(key: int) -> int:
 
 
 def _places(indices: Sequence[Tensor | None]) -> Iterator[tuple[int, Tensor]]:
-    """Yield, for each index that is not None, the first dimension that it indexes, and the index."""
+    """Yield each index with the first dimension that it indexes. Indices that are None are skipped."""
     start = 0
     for index in indices:
         if index is not None:
@@ -167,11 +170,11 @@ def _width(index: Tensor) -> int:
 
 
 def true_elements_ops(mask: Tensor, target: Target, found: Op) -> Ops:
-    """Return the ops that find a mask's true elements: count them, then select them into the block `found`.
+    """Return the ops that find the true elements of a mask.
 
-    `found` has a column of indices for each dimension (nonzero_cuda_out_impl, ATen/native/cuda/Nonzero.cu).
-    The number of elements in CUB's blocks is from memory; both temporary storages are a few KiB per million
-    elements.
+    They count the elements, then select them into the block `found`. `found` has a column of indices for each
+    dimension (nonzero_cuda_out_impl, ATen/native/cuda/Nonzero.cu). The number of elements in CUB's blocks is
+    from memory; both temporary storages are a few KiB per million elements.
     """
     many = mask.numel()
     if not many:
@@ -181,9 +184,10 @@ def true_elements_ops(mask: Tensor, target: Target, found: Op) -> Ops:
 
 
 def _index(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of indexing by tensors, which copies indices, or finds the true elements of a GPU mask.
+    """Return the ops of indexing by tensors.
 
-    Source: expandTensors, ATen/native/IndexingUtils.h.
+    They copy indices, or find the true elements of a GPU mask. Source: expandTensors,
+    ATen/native/IndexingUtils.h.
     """
     places = [*_places(args[1])]
     masks = [(start, index) for start, index in places if index.dtype in _MASKS]
@@ -200,7 +204,10 @@ def _index(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 def _without_cpu_masks(indices: Sequence[Tensor | None], count: int) -> Iterator[Tensor]:
-    """Yield the indices that are not None, with each CPU mask replaced by indices of `count` elements."""
+    """Yield the indices, with each CPU mask replaced by indices of `count` elements.
+
+    Indices that are None are skipped.
+    """
     for _, index in _places(indices):
         if index.dtype in _MASKS and is_on_cpu(index):
             for _ in range(index.dim()):
@@ -238,7 +245,10 @@ def _moved(indices: Sequence[Tensor]) -> Iterator[KernelOp]:
 
 
 def _replaced(held: list[int], at: int) -> Iterator[KernelOp]:
-    """Yield the op that frees the block of index `at`, and remove it from `held`, if it has a block."""
+    """Yield the op that frees the block of index `at`.
+
+    The block is removed from `held`. Without a block, nothing is yielded.
+    """
     if at in held:
         place = held.index(at)
         yield ReleaseBeneath(len(held) - 1 - place)
@@ -246,7 +256,7 @@ def _replaced(held: list[int], at: int) -> Iterator[KernelOp]:
 
 
 def _expanded_strides(index: Tensor, shape: Sequence[int]) -> list[int]:
-    """Return the strides of an index expanded to a shape, from the last dimension to the first.
+    """Return the strides of an index expanded to a shape, last dimension first.
 
     Source: ATen/ExpandUtils.cpp.
     """
@@ -261,7 +271,10 @@ def _expanded_strides(index: Tensor, shape: Sequence[int]) -> list[int]:
 
 
 def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return whether `strides`, listed last dimension first, are the contiguous strides of `shape`."""
+    """Return whether `strides` are the contiguous strides of `shape`.
+
+    `strides` lists the last dimension first.
+    """
     expected = 1
     for size, stride in zip(reversed(shape), strides, strict=True):
         if size != 1 and stride != expected:
@@ -279,19 +292,19 @@ def _masked_select(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 def _masked_scatter_backward(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of `masked_scatter_backward`, taken to be the ops of `masked_select`.
+    """Return the ops of `masked_scatter_backward`.
 
-    All selected elements are assumed to have been scattered; torch pads the others (masked_scatter_backward,
-    ATen/native/TensorAdvancedIndexing.cpp).
+    They are taken to be the ops of `masked_select`. All selected elements are assumed to have been scattered;
+    torch pads the others (masked_scatter_backward, ATen/native/TensorAdvancedIndexing.cpp).
     """
     return _masked_select(args, out, target)
 
 
 def _roll(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of `roll`, which shifts one dimension after another, each into a new tensor.
+    """Return the ops of `roll`.
 
-    Source: roll_cuda and roll_common, ATen/native/cuda/TensorTransformations.cu and
-    ATen/native/TensorTransformations.h.
+    It shifts one dimension after another, each into a new tensor. Source: roll_cuda and roll_common,
+    ATen/native/cuda/TensorTransformations.cu and ATen/native/TensorTransformations.h.
     """
     x, dims = args[0], argument(args, 2, ())
     copy = contiguous_copies(x)
@@ -302,10 +315,11 @@ def _roll(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 def _masked_scatter(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of `masked_scatter`, which counts for each element the true elements before it.
+    """Return the ops of `masked_scatter`.
 
-    A mask that must be expanded is copied. Source: masked_scatter__cuda and launch_masked_scatter_kernel,
-    ATen/native/cuda/IndexKernel.cpp and IndexKernel.cu.
+    It counts for each element the true elements before it. A mask that must be expanded is copied. Source:
+    masked_scatter__cuda and launch_masked_scatter_kernel, ATen/native/cuda/IndexKernel.cpp and
+    IndexKernel.cu.
     """
     mask, source = args[1:3]
     many = out.numel()
@@ -316,7 +330,7 @@ def _masked_scatter(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 def _scan_bytes(many: int) -> int:
-    """Return the bytes of temporary storage that CUB's scan of `many` elements takes.
+    """Return the bytes of CUB's temporary storage for a scan of `many` elements.
 
     The storage has 16 bytes for each tile and for 32 further tiles, aligned to 256 bytes, and an alignment
     for each of two parts (dispatch_scan.cuh and util_temporary_storage.cuh of CUB).

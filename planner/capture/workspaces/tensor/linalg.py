@@ -1,8 +1,8 @@
-"""Workspace rules of factorizations, determinants and solves, with temporaries of torch's kernels.
+"""Workspace rules of factorizations, determinants and solves.
 
-Sources: ATen/native/cuda/linalg/BatchLinearAlgebra.cpp and BatchLinearAlgebraLib.cpp, with the default
-backend of builds without MAGMA. Work areas of cuSOLVER are left out: no rule gives their sizes, and emulated
-runs take none.
+They include temporaries of torch's kernels. Sources: ATen/native/cuda/linalg/BatchLinearAlgebra.cpp and
+BatchLinearAlgebraLib.cpp, with the default backend of builds without MAGMA. Work areas of cuSOLVER are left
+out: no rule gives their sizes, and emulated runs take none.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ _CUSOLVER = ("_linalg_det", "_linalg_slogdet", "linalg_lu_factor_ex", "linalg_lu
 
 
 def notes_on_factorizations(operators: Iterable[str]) -> tuple[str, ...]:
-    """Return a note on cuSOLVER's work areas, or () if a trace's operators include no factorization."""
+    """Return a note on cuSOLVER's work areas, or () if no operator is a factorization."""
     if not any(name.startswith(tuple(f"aten.{one}" for one in _CUSOLVER)) for name in operators):
         return ()
     return (LEFT_OUT_NOTE + "work areas of cuSOLVER's factorizations, which emulated runs leave out too",)
@@ -30,17 +30,20 @@ def _batch(matrices: Tensor) -> int:
 
 
 def _batched(batch: int) -> Ops:
-    """Return the ops of a batched call of cuBLAS, which takes pointers to both operands' matrices."""
+    """Return the ops of a batched call of cuBLAS. The call takes pointers to both operands' matrices."""
     return (Hold(_POINTER * batch), Hold(_POINTER * batch), UseCublas(), Release(2))
 
 
 def _triangular(batch: int, size: int) -> Ops:
-    """Return the ops of `triangular_solve_kernel`, which solves few large matrices one after another."""
+    """Return the ops of `triangular_solve_kernel`. It solves few large matrices one after another."""
     return (UseCublas(),) if batch <= 8 and size >= 64 else _batched(batch)
 
 
 def _factor(matrices: Tensor) -> Ops:
-    """Return the ops of `lu_factor`: pointers to a batch of matrices, or () if cuBLAS does not factor it."""
+    """Return the ops of `lu_factor`, or () if cuBLAS does not factor the matrices.
+
+    They hold pointers to the matrices of a batch.
+    """
     rows, columns, batch = *matrices.shape[-2:], _batch(matrices)
     if rows != columns or batch == 1 or rows >= 512:
         return ()
@@ -52,9 +55,9 @@ def _factors(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops:
 
 
 def _sign_of_permutation(matrices: Tensor) -> Ops:
-    """Return the ops of the sign of a permutation, for which torch counts the pivots that move a row.
+    """Return the ops of the sign of a permutation.
 
-    Source: `lu_det_P`, ATen/native/LinearAlgebraUtils.h.
+    torch counts the pivots that move a row. Source: `lu_det_P`, ATen/native/LinearAlgebraUtils.h.
     """
     size, batch = matrices.shape[-1], _batch(matrices)
     return (
@@ -88,7 +91,7 @@ def _log_determinant(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops
 
 
 def _solve(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of `lu_solve_kernel`, which chooses cuSOLVER, cuBLAS or two triangular solves."""
+    """Return the ops of `lu_solve_kernel`. It chooses cuSOLVER, cuBLAS or two triangular solves."""
     factors, adjoint = args[0], argument(args, 4, False)
     batch, size = _batch(out), factors.shape[-1]
     columns = out.shape[-1 if argument(args, 3, True) else -2]

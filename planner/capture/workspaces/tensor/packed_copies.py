@@ -1,6 +1,7 @@
-"""Workspace rules of FSDP's copies between many tensors and one: tables that a single kernel reads.
+"""Workspace rules of FSDP's copies between many tensors and one.
 
-A table has 8 bytes for each address, size and thread block (ATen/native/cuda/TensorShape.cu).
+A single kernel copies by a table. A table has 8 bytes for each address, size and thread block
+(ATen/native/cuda/TensorShape.cu).
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,10 @@ _TILE_BYTES = 16 * _BLOCK_THREADS  # bytes that a thread block copies at a time
 
 
 def _split_with_sizes_copy(args: Args, out: Any, target: Target) -> Ops:
-    """Return the table for copying a tensor's parts to separate tensors, or () if no table is needed."""
+    """Return the table for copying a tensor's parts, or () if no table is needed.
+
+    The parts are copied to separate tensors.
+    """
     source, sizes, dim, parts = args[:4]
     if not _are_dense(source, *parts) or any(part.dtype is not source.dtype for part in parts):
         return ()  # copied one after another
@@ -38,7 +42,10 @@ def _split_with_sizes_copy(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _chunk_cat(args: Args, out: Any, target: Target) -> Ops:
-    """Return the table for concatenating chunks of tensors, or padded copies if one kernel cannot do so."""
+    """Return the table for concatenating chunks of tensors.
+
+    If one kernel cannot concatenate them, padded copies are returned.
+    """
     tensors, dim, chunks, whole = args[:4]
     dtype = tensors[0].dtype
     casts = dtype is not whole.dtype

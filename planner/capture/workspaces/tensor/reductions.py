@@ -1,10 +1,10 @@
-"""Workspace rules of reductions: partial results that blocks of threads exchange through memory.
+"""Workspace rules of reductions.
 
-If the outputs of a reduction do not fill the GPU, each output's inputs are split over several blocks. This
-takes a buffer with one partial result per output and block, and a semaphore per column of blocks. The number
-of blocks depends on the number of multiprocessors. If rows are summed, the buffer's size counts the width of
-a block twice, so it has about 0.75 MiB for each multiprocessor. Source: ATen/native/cuda/Reduce.cuh in the
-headers of torch 2.13.
+Blocks of threads exchange partial results through memory. If the outputs of a reduction do not fill the GPU,
+each output's inputs are split over several blocks. This takes a buffer with one partial result per output and
+block, and a semaphore per column of blocks. The number of blocks depends on the number of multiprocessors. If
+rows are summed, the buffer's size counts the width of a block twice, so it has about 0.75 MiB for each
+multiprocessor. Source: ATen/native/cuda/Reduce.cuh in the headers of torch 2.13.
 """
 
 from collections.abc import Sequence
@@ -51,10 +51,11 @@ class _Dim(NamedTuple):
 
 
 def reduction(x: Tensor | Dense, dims: Sequence[int] | None, partial_bytes: int, target: Target) -> Ops:
-    """Return the buffer and semaphores of a reduction of `x` over `dims`, or () if no output is split.
+    """Return the ops of a reduction of `x`, or () if no output is split over blocks.
 
-    An empty `dims` or None means all dimensions. `partial_bytes` is the size of one partial result: 4 for a
-    sum of floats, 16 for mean and variance.
+    They hold a buffer and semaphores. `dims` are the reduced dimensions. An empty `dims` or None means all
+    dimensions. `partial_bytes` is the size of one partial result: 4 for a sum of floats, 16 for mean and
+    variance.
     """
     rank = x.dim()
     gone = {dim % rank for dim in dims} if dims and rank else set(range(rank))
@@ -68,7 +69,10 @@ def reduction(x: Tensor | Dense, dims: Sequence[int] | None, partial_bytes: int,
 
 
 def _coalesce(dims: list[_Dim]) -> list[_Dim]:
-    """Sort dimensions by stride, drop sizes of 1, and merge adjacent dimensions (TensorIteratorBase)."""
+    """Sort dimensions by stride, and merge adjacent dimensions.
+
+    Sizes of 1 are dropped. Source: TensorIteratorBase.
+    """
     joined: list[_Dim] = []
     for dim in sorted((d for d in dims if d.size > 1), key=lambda d: d.stride):
         if joined and joined[-1].size * joined[-1].stride == dim.stride:
@@ -115,7 +119,10 @@ def _split(
 
 
 def _output_vector(reduced: list[_Dim], remaining: list[_Dim]) -> int:
-    """Return the number of outputs per thread, assuming an aligned storage (`get_output_vec_size`)."""
+    """Return the number of outputs per thread (`get_output_vec_size`).
+
+    The storage is assumed to be aligned.
+    """
     vector = _VECTOR
     for value in (remaining[0].size, *(d.stride for d in (*reduced, *remaining[1:]))):
         while value % vector:
@@ -131,7 +138,10 @@ def _block(width: int, height: int, threads: int) -> tuple[int, int]:
 
 
 def _partial_bytes(x: Tensor) -> int:
-    """Return the bytes of a sum's accumulator, which is int64 for int64 inputs (ATen/AccumulateType.h)."""
+    """Return the bytes of a sum's accumulator.
+
+    The accumulator of int64 inputs is int64 (ATen/AccumulateType.h).
+    """
     return 8 if x.dtype is torch.int64 else accumulator_bytes(x)
 
 
@@ -167,9 +177,10 @@ def _converted_sum(position: int | None) -> Rule:
 
 
 def _largest(position: int | None) -> Rule:
-    """Return the rule of a reduction whose partial results have the type of its result, such as `amax`.
+    """Return the rule of a reduction such as `amax`.
 
-    `position` is as for `_sum_over`. Source: ReduceMaxValuesKernel.cu, ReduceLogicKernel.cu.
+    Partial results have the type of the result. `position` is as for `_sum_over`. Source:
+    ReduceMaxValuesKernel.cu, ReduceLogicKernel.cu.
     """
 
     def rule(args: Args, out: Any, target: Target) -> Ops:
@@ -180,9 +191,9 @@ def _largest(position: int | None) -> Rule:
 
 
 def _extremum_of_all(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of `max` or `min` over a whole tensor, which first copies a non-contiguous input.
+    """Return the ops of `max` or `min` over a whole tensor.
 
-    The copy follows the output (ATen/native/ReduceAllOps.cpp).
+    A non-contiguous input is copied. The copy follows the output (ATen/native/ReduceAllOps.cpp).
     """
     x, copy = args[0], contiguous_copies(args[0])
     rest = reduction(Dense(tuple(x.shape)), None, out.element_size(), target)
@@ -190,9 +201,10 @@ def _extremum_of_all(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 def _count(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of `count_nonzero`: the mask of nonzero elements, converted to int64 and summed.
+    """Return the ops of `count_nonzero`.
 
-    Source: ATen/native/TensorAdvancedIndexing.cpp.
+    The mask of nonzero elements is converted to int64 and summed. Source:
+    ATen/native/TensorAdvancedIndexing.cpp.
     """
     x, dims = args[0], argument(args, 1)
     mask = () if x.dtype is torch.bool else (Hold(x.numel()),)
@@ -200,32 +212,34 @@ def _count(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 def _extremum(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of a reduction to a value and its index, whose partial results are pairs of 16 bytes."""
+    """Return the ops of a reduction to a value and its index. Partial results are pairs of 16 bytes."""
     dim = argument(args, 1)
     return reduction(args[0], None if dim is None else [dim], 16, target)
 
 
 def _variance(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of a variance, a reduction to `WelfordData` (SharedReduceOps.h).
+    """Return the ops of a variance.
 
-    A `WelfordData` has mean, sum of squares, count, and the count as a float.
+    A variance is a reduction to `WelfordData` (SharedReduceOps.h). A `WelfordData` has mean, sum of squares,
+    count, and the count as a float.
     """
     return reduction(args[0], argument(args, 1), 32 if args[0].dtype is torch.float64 else 16, target)
 
 
 def _logsumexp(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of `logsumexp`: maxima, a mask of infinite maxima, exp(x - maxima) of the input's size.
+    """Return the ops of `logsumexp`.
 
-    Source: ATen/native/ReduceOps.cpp.
+    They hold maxima, a mask of infinite maxima, and exp(x - maxima) of the input's size. Source:
+    ATen/native/ReduceOps.cpp.
     """
     maxima = Hold(tensor_bytes(out))
     return maxima, maxima, out.numel(), Release(1), Hold(tensor_bytes(args[0])), Outputs()
 
 
 def _gradient_of_distances(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of the gradient of `cdist`, which sums gradients for all pairs of rows.
+    """Return the ops of the gradient of `cdist`.
 
-    Source: ATen/native/Distance.cpp and cuda/DistanceKernel.cu.
+    It sums gradients for all pairs of rows. Source: ATen/native/Distance.cpp and cuda/DistanceKernel.cu.
     """
     grad, one, other, p, distances = args
     batch, (rows, width) = distances.shape[:-2], one.shape[-2:]

@@ -1,4 +1,7 @@
-"""Compile the stand-in libraries for one installation of torch, once, into the user's cache."""
+"""Compile the stand-in libraries for one installation of torch.
+
+They are compiled once, into the user's cache.
+"""
 
 from __future__ import annotations
 
@@ -83,9 +86,10 @@ def _present(installation: Installation) -> list[_StandIn]:
 
 
 def build(installation: Installation, cache: Path) -> Path:
-    """Return the folder of the compiled libraries; compile the libraries if they are not in the cache.
+    """Return the folder of the compiled libraries.
 
-    Raises EmulatorError if the compiler is missing or fails, or the cache cannot be written.
+    The libraries are compiled if they are not in the cache. Raises EmulatorError if the compiler is missing
+    or fails, or the cache cannot be written.
     """
 
     def compile_all(work: Path, out: Path) -> None:
@@ -105,11 +109,12 @@ def build(installation: Installation, cache: Path) -> Path:
 
 
 def build_cublaslt(includes: Sequence[Path], soname: str, cache: Path) -> Path:
-    """Return the path of the compiled stand-in of cuBLASLt for a process that queries cuDNN.
+    """Return the path of the compiled stand-in of cuBLASLt.
 
-    It is compiled if it is not in the cache. The stand-in of the driver is in the same folder: without a
-    driver cuDNN drops the engines that it compiles at run time. `includes` are folders of headers, `soname`
-    is the file name under which cuDNN looks for cuBLASLt. Raises EmulatorError as `build` does.
+    It is for a process that queries cuDNN. It is compiled if it is not in the cache. The stand-in of the
+    driver is in the same folder: without a driver cuDNN drops the engines that it compiles at run time.
+    `includes` are folders of headers, `soname` is the file name under which cuDNN looks for cuBLASLt. Raises
+    EmulatorError as `build` does.
     """
     names = {"libcublasLt": soname, "libcuda.so.1": "libcuda.so.1"}
 
@@ -125,7 +130,10 @@ def build_cublaslt(includes: Sequence[Path], soname: str, cache: Path) -> Path:
 
 
 def _compiled(cache: Path, key: str, purpose: str, compile_into: Callable[[Path, Path], None]) -> Path:
-    """Return the cached folder of libraries for a key and the current sources, compiled if it is missing."""
+    """Return the cached folder of libraries for a key and the current sources.
+
+    The libraries are compiled if the folder is missing.
+    """
     folder = cache / _digest(key)
     try:
         open_private(cache)
@@ -171,7 +179,10 @@ def _compile_core(flags: list[str], out: Path) -> None:
 
 
 def _imports(installation: Installation) -> list[str]:
-    """Return the symbols that torch's libraries import, as `name@version`, or `name` without a version."""
+    """Return the symbols that torch's libraries import.
+
+    A symbol is `name@version`, or `name` without a version.
+    """
     rows = run_tool(["readelf", "--dyn-syms", "-W", *map(str, installation.libraries)]).splitlines()
     fields = (row.split() for row in rows)
     return sorted({row[7].replace("@@", "@") for row in fields if len(row) > 7 and row[6] == "UND"})
@@ -211,9 +222,9 @@ def _symbols(objects: list[str]) -> set[str]:
 
 
 def _plain_names(names: set[str]) -> list[str]:
-    """Return linker options that also define each driver function with suffix _v2 or _v3 without the suffix.
+    """Return linker options that define driver functions without version suffixes.
 
-    cuDNN looks for the names without suffix.
+    The suffixes are _v2 and _v3. cuDNN looks for the names without suffix.
     """
     versioned = {re.sub(r"_v[23]$", "", name): name for name in sorted(names) if re.search(r"_v[23]$", name)}
     return [f"-Wl,--defsym={plain}={name}" for plain, name in versioned.items() if plain not in names]

@@ -38,7 +38,10 @@ class Installation:
 
     @property
     def libraries(self) -> tuple[Path, ...]:
-        """Return the compiled libraries of torch and torchvision, whose imports the stand-ins define."""
+        """Return the compiled libraries of torch and torchvision.
+
+        The stand-ins define the symbols that these libraries import.
+        """
         beside = self.torch.parent
         return (
             *sorted((self.torch / "lib").glob("*.so*")),
@@ -58,10 +61,10 @@ class Installation:
 
 
 def find_installation(torch: Path) -> Installation:
-    """Return the installation of the torch package in a folder, with the NVIDIA packages that belong to it.
+    """Return the installation of the torch package in a folder.
 
-    Raises EmulatorError for a build without CUDA, if headers or libraries are not where pip puts them, and if
-    cuDNN is older than 9.8.
+    NVIDIA packages that belong to it are included. Raises EmulatorError for a build without CUDA, if headers
+    or libraries are not where pip puts them, and if cuDNN is older than 9.8.
     """
     version = _version(torch)
     library = torch / "lib" / "libtorch_cuda.so"
@@ -86,7 +89,10 @@ def find_installation(torch: Path) -> Installation:
 
 
 def _check_cudnn(torch_version: str, header: Path) -> None:
-    """Raise EmulatorError if cuDNN is too old to answer for a GPU that is only described."""
+    """Raise EmulatorError if cuDNN is too old.
+
+    An old cuDNN does not answer for a GPU that is only described.
+    """
     text = header.read_text(encoding="utf-8") if header.is_file() else ""
     numbers = [re.search(rf"#define CUDNN_{name} (\d+)", text) for name in ("MAJOR", "MINOR", "PATCHLEVEL")]
     version = tuple(int(number.group(1)) for number in numbers if number)
@@ -115,7 +121,7 @@ def _version(torch: Path) -> str:
 
 
 def _sonames(library: Path) -> dict[str, str]:
-    """Return the names under which torch's CUDA libraries link to NVIDIA's libraries, keyed by prefix."""
+    """Return the names of the NVIDIA libraries to which torch links, keyed by prefix."""
     askers = [
         library,
         library.with_name("libc10_cuda.so"),

@@ -1,4 +1,7 @@
-"""Protect a folder of files that run as code: others cannot write into it, and changes are detected."""
+"""Protect a folder of files that run as code.
+
+Other accounts cannot write into it, and changes are detected.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,10 @@ _LARGEST_BYTES = 2**28
 
 
 def open_private(folder: Path) -> None:
-    """Create a folder for this account alone, or empty a folder that other accounts can write into.
+    """Create a folder into which only this account can write.
 
-    Raises EmulatorError if the folder belongs to an account other than this or root, OSError if it cannot be
-    created.
+    A folder into which other accounts can write is emptied. Raises EmulatorError if the folder belongs to an
+    account other than this or root, OSError if it cannot be created.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for status in (os.lstat(folder), folder.stat()):  # of a link, and of the folder behind it
@@ -40,13 +43,16 @@ def open_private(folder: Path) -> None:
 
 
 def seal(folder: Path) -> None:
-    """Write digests of a folder's files into it, which marks it as complete."""
+    """Write digests of a folder's files into the folder. The digests mark the folder as complete."""
     digests = {path.name: _digest(path) for path in _files(folder)}
     (folder / MANIFEST).write_text(json.dumps(digests, sort_keys=True), encoding="utf-8")
 
 
 def is_sealed(folder: Path) -> bool:
-    """Return whether a folder holds exactly its sealed files, and only this account or root can write it."""
+    """Return whether a folder holds exactly its sealed files.
+
+    Returns False if accounts other than this and root can write into the folder.
+    """
     with suppress(OSError, ValueError):
         status, manifest = os.lstat(folder), folder / MANIFEST
         is_own = stat.S_ISDIR(status.st_mode) and status.st_uid in (os.geteuid(), 0)
@@ -59,9 +65,9 @@ def is_sealed(folder: Path) -> bool:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file inside the context; create the file if it is missing.
+    """Hold an exclusive lock on a file inside the context.
 
-    Raises OSError if the file is a symbolic link.
+    A missing file is created. Raises OSError if the file is a symbolic link.
     """
     number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     try:

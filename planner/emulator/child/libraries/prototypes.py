@@ -1,8 +1,8 @@
-"""Generate the functions of a stand-in library that its headers declare but no source file defines.
+"""Generate the functions that a stand-in library lacks.
 
-Prototypes come from the preprocessed public headers. A function that creates handles writes an opaque object
-for each; a function that returns sizes or counts writes zeros; all other functions only return the library's
-fixed answer.
+Headers declare these functions, but no source file defines them. Prototypes come from the preprocessed public
+headers. A function that creates handles writes an opaque object for each; a function that returns sizes or
+counts writes zeros; all other functions only return the library's fixed answer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ class Parameter:
 
     @property
     def is_output(self) -> bool:
-        """Return whether a value may be written through the parameter: a single pointer that is not const."""
+        """Return whether a value may be written through the parameter.
+
+        It may be if the parameter is a single pointer that is not const.
+        """
         return self.text.count("*") + self.text.count("[") == 1 and "const" not in self.text
 
 
@@ -57,7 +60,7 @@ class Prototype:
 
 @dataclass(frozen=True)
 class Library:
-    """The description of a library from which its missing functions are generated."""
+    """The description of a library whose missing functions are generated."""
 
     prefix: str  # regular expression that the library's function names begin with
     answer: str  # the value that the generated functions return
@@ -66,7 +69,10 @@ class Library:
 
 
 def parse_prototypes(preprocessed: str, prefix: str) -> tuple[list[Prototype], set[str]]:
-    """Return the prototypes in preprocessed headers whose names begin with `prefix`, and all handle types."""
+    """Return the prototypes and the handle types in preprocessed headers.
+
+    The names of the prototypes begin with `prefix`.
+    """
     text = _QUALIFIER.sub("", _ATTRIBUTE.sub("", preprocessed))
     pattern = re.compile(
         r"(?:^|[;}])\s*([\w\s\*]+?[\s\*])(" + prefix + r"\w*)\s*\(((?:[^();{}]|\([^()]*\))*)\)\s*(?=;)", re.M
@@ -93,7 +99,7 @@ def _split(parameters: str) -> list[str]:
 
 
 def _parameter(index: int, text: str) -> Parameter:
-    """Parse the declaration of a parameter; a parameter without a name gets one from its index."""
+    """Parse the declaration of a parameter. A missing name is made from the index."""
     if "(" in text:
         return Parameter(text, None)
     match = re.search(r"(\w+)\s*(\[[^\]]*\])*\s*$", text)
@@ -111,9 +117,10 @@ def _parameter(index: int, text: str) -> Parameter:
 
 
 def generate(library: Library, preprocessed: str, defined: Iterable[str], imported: Iterable[str]) -> str:
-    """Return C source that defines the library's functions that are not in `defined`.
+    """Return C source that defines the functions that a library lacks.
 
-    Functions in `imported` are defined even if the headers have no prototype for them.
+    Functions in `defined` are not generated. Functions in `imported` are defined even if the headers have no
+    prototype for them.
     """
     prototypes, handles = parse_prototypes(preprocessed, library.prefix)
     done = set(defined)

@@ -26,7 +26,7 @@ _CAUSES = (
 
 
 class EmulatorError(Exception):
-    """The error for stand-in libraries that cannot be built or loaded; its line of text says what to do."""
+    """Raised if stand-in libraries cannot be built or loaded. Its line of text says what to do."""
 
 
 def run_tool(command: list[str], text: str | None = None) -> str:
@@ -60,7 +60,7 @@ def run_tool(command: list[str], text: str | None = None) -> str:
 
 
 def _failure(name: str, code: int, printed: str) -> str:
-    """Return why a tool failed and what to do, from its exit code and its standard error."""
+    """Return why a tool failed and what to do. The exit code and standard error tell the cause."""
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     end = f"ended by the signal {signal.strsignal(-code)}" if code < 0 else f"exit code {code}"
     for pattern, remedy in _CAUSES:

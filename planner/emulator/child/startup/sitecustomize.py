@@ -1,4 +1,7 @@
-"""Start the emulated GPU in a Python process of `planner run`, which puts this folder on PYTHONPATH."""
+"""Start the emulated GPU in a Python process of `planner run`.
+
+`planner run` puts this folder on PYTHONPATH.
+"""
 
 import importlib.util
 import os

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.release
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("planner", "calibration")
-MOVED = {"models.yaml": "planner/jobs/models.yaml"}  # from the checkout's root into the package
+MOVED = {"models.yaml": "planner/jobs/files/models.yaml"}  # from the checkout's root into the package
 BUNDLED = "planner/store/bundled"  # captured when a distribution is built
 
 

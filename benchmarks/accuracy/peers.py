@@ -12,10 +12,10 @@ from planner.planning.programs import Factory
 
 def peer_estimates(job: Job, batch: int, factory: Factory | None = None) -> dict[str, float]:
     """Estimate by closed formula, torchinfo and MemTracker, in MiB, without those that fail on the model."""
-    from planner.planning.estimators.run import open_builder, run_estimator
+    from planner.planning.estimators.run import model_builder, run_estimator
 
     budget = make_budget(unlimited_device(), 0.5, AllocatorConfig())
-    build = open_builder(job, factory, lambda line: None)
+    build = model_builder(job, factory, lambda line: None)
     estimates = {}
     for name in PEERS:
         try:

@@ -20,7 +20,7 @@ from planner.planning.estimators import (
     find_measured,
     load_measured,
     measured_by_run,
-    open_builder,
+    model_builder,
     resident_bytes_after,
     run_estimators,
 )
@@ -57,7 +57,7 @@ def compare(
     measured = (run and measured_by_run(run)) or _measured(job, size, on_progress)
     budget = _as_measured(request.budget, measured, options)
     traces = open_traces(job, budget.device.target, on_progress, request.factory)
-    build = open_builder(job, request.factory, on_progress)
+    build = model_builder(job, request.factory, on_progress)
     on_progress(f"tracing batch {size}")
     own = estimate_batch(job, with_last_batch(job, size, traces), budget)
     others = run_estimators(job, size, budget, build, on_progress)

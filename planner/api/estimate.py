@@ -101,11 +101,11 @@ def _estimate_without_trace(
     method: Method, model: Model | None, batch: int | None, options: Options
 ) -> StaticEstimateResult:
     plain = options_of_method(method, model, options)
-    from planner.planning.estimators import open_builder, run_estimator
+    from planner.planning.estimators import model_builder, run_estimator
 
     request = open_request(model, plain, batch, command="another method than the trace")
     job, size = request.job, request.batch
-    build = open_builder(job, request.factory, request.on_progress)
+    build = model_builder(job, request.factory, request.on_progress)
     import_seconds = perf_counter() - request.start
     estimate = run_estimator(method, job, size, request.budget, build, request.on_progress)
     return StaticEstimateResult(estimate, import_seconds)

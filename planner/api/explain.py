@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from planner.allocator.history import Difference, Recording, compare_with_recording
 from planner.api.fleet.gpus import gpus
-from planner.api.request.budget import budget_for, make_budget
+from planner.api.request.budget import budget_for, find_budget
 from planner.api.request.options import Options
 from planner.api.request.request import Model, Request
 from planner.api.request.varying import is_varying, open_any_request, open_sized_programs
@@ -219,7 +219,7 @@ def batch_curve(
     path = options.get("trace")
     if path is not None and not open_saved(Path(path)).is_any_batch:
         return None
-    budget = make_budget(options)
+    budget = find_budget(options)
     cards = list(load_devices() if devices is None else devices)
     endless = budget.device.total.value >= UNLIMITED_BYTES
     if not endless and budget.device not in cards:

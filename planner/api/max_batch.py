@@ -140,10 +140,10 @@ def _max_batch_by_formula(
         raise UsageError("--no-retries: the formula knows no allocator; remove it, or --method")
     plain = options_of_method(Method.FORMULA, model, options)
     require_memory_limit(options)
-    from planner.planning.estimators import open_builder, plan_by_formula
+    from planner.planning.estimators import model_builder, plan_by_formula
 
     request = open_request(model, plain, command="the formula")
-    build = open_builder(request.job, request.factory, request.on_progress)
+    build = model_builder(request.job, request.factory, request.on_progress)
     import_seconds = perf_counter() - request.start
     plan = plan_by_formula(request.job, request.budget, build, request.on_progress)
     return FormulaBatchResult(plan, import_seconds)

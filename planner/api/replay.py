@@ -11,7 +11,7 @@ from typing import TypedDict, Unpack, cast
 from msgspec.structs import replace
 
 from planner.allocator import AllocatorConfig, ReuseOrder, config_of_torch, parse_alloc_conf
-from planner.api.request.budget import make_budget
+from planner.api.request.budget import find_budget
 from planner.api.request.options import Options
 from planner.hardware import MIB, Budget, Device
 from planner.jobs import Job, allowed_sources, load_catalogue
@@ -87,7 +87,7 @@ def replay_process(source: Source = NOTEBOOK, **options: Unpack[ReplayOptions]) 
 
     Raises the errors of `planner.errors`; running out of memory is a result, not an error.
     """
-    budget = make_budget(cast(Options, {**options, "confidence": LIKELIEST}))
+    budget = find_budget(cast(Options, {**options, "confidence": LIKELIEST}))
     file = _read(source, options)
     alloc_conf = options.get("alloc_conf")
     config = parse_alloc_conf(alloc_conf or "", config_of_torch(file.torch))

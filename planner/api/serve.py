@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Unpack
 
-from planner.api.request.budget import make_budget, require_memory_limit
+from planner.api.request.budget import find_budget, require_memory_limit
 from planner.api.request.options import Options
 from planner.api.request.request import make_job
 from planner.planning import ServingPlan, ServingSettings, plan_serving
@@ -42,7 +42,7 @@ def serve(
     start = perf_counter()
     require_memory_limit(options)
     checked = ServingSettings(**(settings or {})).check()
-    budget = make_budget(options)
+    budget = find_budget(options)
     (options.get("on_progress") or ignore_progress)("building the model")
     job, _, _ = make_job(model, options)
     from planner.capture import served_model

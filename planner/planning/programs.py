@@ -20,7 +20,7 @@ from planner.program import (
     TraceSource,
     constant_program,
 )
-from planner.store import ProgramSource, ProgramStore, complete_job
+from planner.store import ProgramSource, ProgramStore, complete_cached
 
 Factory = Callable[[], object]  # returns an nn.Module
 
@@ -113,7 +113,7 @@ def complete_from_library(job: Job, stores: Sequence[ProgramStore] = ()) -> Job:
 
     The library is imported only if no store has the job. Raises UsageError or ModelError.
     """
-    return complete_job(job, stores, _completed) if is_completed_by_library(job) else job
+    return complete_cached(job, stores, _completed) if is_completed_by_library(job) else job
 
 
 def _completed(job: Job) -> Job:

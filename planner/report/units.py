@@ -8,6 +8,7 @@ from typing import Any
 
 from planner._support.printable import harmless_cell
 from planner.hardware import MIB, UNLIMITED_BYTES, SourcedBytes
+from planner.jobs import Size
 from planner.planning import Estimate
 from planner.program import LARGEST_BATCH, Category
 from planner.report.document import Cell, Column, Paragraph, Table
@@ -174,3 +175,8 @@ def to_builtins(value: object) -> Any:
     from msgspec import json  # imported late: no text report needs it
 
     return json.decode(json.encode(value))
+
+
+def sides_text(size: Size) -> str:
+    """Return a sample's size as text, such as `512x512`."""
+    return "x".join(map(str, size))

@@ -6,5 +6,5 @@ from .saving import save_job as save_job
 from .source import ProgramSource as ProgramSource
 from .store import (
     BundledStore as BundledStore, ProgramStore as ProgramStore, UserCache as UserCache,
-    complete_job as complete_job,
+    complete_cached as complete_cached,
 )

@@ -59,10 +59,10 @@ class CacheDirectory:
             return None
         except DataFileError as error:
             if not isinstance(error.__cause__, FileNotFoundError):  # otherwise another process has deleted it
-                self.discard(key, str(error))
+                self.warn_of(str(error))
             return None
         if file.about.get("key") != key:
-            self.discard(key, f"{path}: holds the trace of another job")
+            self.warn_of(f"{path}: holds the trace of another job")
             return None
         with suppress(OSError):  # a read-only folder
             os.utime(path, follow_symlinks=False)
@@ -91,7 +91,7 @@ class CacheDirectory:
                 if not cleared or attempt == _ATTEMPTS - 1:
                     raise
 
-    def discard(self, key: Fingerprint, why: str) -> None:
+    def warn_of(self, why: str) -> None:
         """Warn that a cached trace is unusable and is captured again.
 
         Only the first such problem of the cache is shown.

@@ -50,7 +50,7 @@ class ProgramStore(Protocol):
         """Store the completed form of a job, if the store is writable. It is found by the original job."""
 
 
-def complete_job(job: Job, stores: Sequence[ProgramStore], complete: Callable[[Job], Job]) -> Job:
+def complete_cached(job: Job, stores: Sequence[ProgramStore], complete: Callable[[Job], Job]) -> Job:
     """Return a job as its model's library completes it.
 
     The result is read from a store if possible, else computed by `complete`.
@@ -117,7 +117,7 @@ class UserCache:
         try:
             return decode(file)
         except BROKEN as error:
-            self.directory.discard(key, f"{self.directory.folder}: a cached {what} is broken: {error}")
+            self.directory.warn_of(f"{self.directory.folder}: a cached {what} is broken: {error}")
             return None
 
     def _key(self, job: Job, entry: dict[str, Any]) -> Fingerprint | None:

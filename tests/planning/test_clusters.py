@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import planner
-from planner.api.request.budget import make_budget
+from planner.api.request.budget import find_budget
 from planner.errors import UsageError
 from planner.jobs import Checkpoint, Job, Loss, Mode
 from planner.planning import ClusterQuestion, ClusterSearch, find_clusters
@@ -131,7 +131,7 @@ def search_of(global_batch: int, most_gpus: int = 64) -> tuple[ClusterSearch, La
 
 def test_tensor_parallel_is_tried_on_fewer_gpus() -> None:
     """5 GiB of activations and all 40 GiB of weights are too many for 1 GPU, and a half of both is not."""
-    budget = make_budget({"gpu": "A100 40GB"})
+    budget = find_budget({"gpu": "A100 40GB"})
     search, _ = search_of(8, 8)
     (plans,) = find_clusters(search, [lambda job: budget])
     found = [(plan.split.gpus, plan.split.recipe.checkpoint.value) for plan in plans.plans]
@@ -142,7 +142,7 @@ def test_what_is_not_planned_together_is_named() -> None:
     """Tensor parallel with frozen parameters is refused where a job is made, and named by the search."""
     job = job_of("8", mode=Mode.TRAIN, loss=Loss.SUM).replace(freeze=("a.*",))
     search = ClusterSearch(job, ClusterQuestion(8, most_gpus=8), Layers())  # type: ignore[arg-type]
-    advice = search.advise(lambda job: make_budget({"gpu": "A100 40GB"}))
+    advice = search.advise(lambda job: find_budget({"gpu": "A100 40GB"}))
     assert {plan.split.recipe.tp for plan in advice.plans.plans} == {1}
     assert {recipe.tp for recipe in advice.failed} <= {1}
     assert any("tensor parallel over 2 GPUs is not planned" in note for note in advice.plans.notes)
@@ -154,7 +154,7 @@ def test_splits_that_are_ruled_out_do_not_fit(
     global_batch: int, gpu: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A search that traces every split in its way finds the same plans, and traces more."""
-    budget = make_budget({"gpu": gpu})
+    budget = find_budget({"gpu": gpu})
 
     def answers() -> tuple[object, object, int]:
         search, layers = search_of(global_batch)

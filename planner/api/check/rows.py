@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
-from planner.api.request.budget import budget_for, calibrate_budget, make_budget
+from planner.api.request.budget import budget_for, calibrate_budget, find_budget
 from planner.api.request.options import Options
 from planner.api.request.request import Request, open_request
 from planner.errors import UsageError
@@ -51,7 +51,7 @@ def _row(
     trace = EpochPrograms(job, programs).trace(request.batch, budget.device.target)
     estimate = estimate_batch(job, trace, budget)
     even: Options = {**request.options, "confidence": EVEN}
-    even_budget = calibrate_budget(budget_for(make_budget(even), job), job, even)
+    even_budget = calibrate_budget(budget_for(find_budget(even), job), job, even)
     judgement = judge(estimate, trace, even_budget, checked.budget_bytes, checked.headroom)
     largest = _largest_batch(checked, request, programs) if searches(judgement.verdict) else None
     return CheckRow(checked, device, estimate, judgement, largest)

@@ -9,7 +9,7 @@ from typing import NamedTuple, Unpack
 
 from planner._support.strict_yaml import read_entry
 from planner.api.fleet.gpus import choose_devices
-from planner.api.request.budget import budget_for, make_budget
+from planner.api.request.budget import budget_for, find_budget
 from planner.api.request.options import Options
 from planner.api.request.request import Model, Request, open_request
 from planner.errors import UsageError
@@ -220,7 +220,7 @@ def _opener(request: Request) -> Callable[[Job, Target], TraceSource]:
 
 def _budgets_of(card: Device, options: Options) -> Callable[[Job], Budget]:
     """Return a function from a job to its budget on a kind of GPU, cached by the job's numbers of ranks."""
-    plain = make_budget({**options, "gpu": card})
+    plain = find_budget({**options, "gpu": card})
     by_ranks: dict[tuple[int, int], Budget] = {}
 
     def budget_of(job: Job) -> Budget:

@@ -15,7 +15,7 @@ from planner.api.request.budget import (
     budget_for,
     calibration_query,
     corrected_budget,
-    make_budget,
+    find_budget,
     stored_calibrations,
 )
 from planner.api.request.options import Options
@@ -307,7 +307,7 @@ def choose_devices(
 
 def _budgets(cards: Sequence[Device], job: Job, options: Options) -> list[Budget]:
     """Return the corrected budget of each GPU; the stored calibrations are read only once."""
-    plain = [budget_for(make_budget({**options, "gpu": card}), job) for card in cards]
+    plain = [budget_for(find_budget({**options, "gpu": card}), job) for card in cards]
     stored = stored_calibrations(plain[0], options)
     query = calibration_query(plain[0], job, options)
     corrections = (find_calibration(stored, replace(query, device=budget.device)) for budget in plain)

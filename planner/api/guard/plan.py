@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from planner.api.integrations.live_model import LiveJob, LiveLoop, named, options_of_job, read_loop
 from planner.api.integrations.settings import COMPILED, model_errors
-from planner.api.request.budget import DEFAULT_CONFIDENCE, budget_for, calibrate_budget, make_budget
+from planner.api.request.budget import DEFAULT_CONFIDENCE, budget_for, calibrate_budget, find_budget
 from planner.api.request.options import Options
 from planner.api.request.request import Request, open_request
 from planner.hardware import MIB, Budget, Device, SourcedBytes, detected_device
@@ -147,13 +147,13 @@ def _planned(
     opened = open_request(named(live.build, training.name), options, live.batch)
     digest = digest_of(training, request.plain_optimizer, request.loss, request.step)
     job = opened.job.replace(model_args=(("structure", digest),))
-    budget = calibrate_budget(budget_for(make_budget(options), job), job, options)
+    budget = calibrate_budget(budget_for(find_budget(options), job), job, options)
     programs = opened.programs()
     trace = EpochPrograms(opened.job, programs).trace(live.batch, budget.device.target)
     estimate = estimate_batch(opened.job, trace, budget)
     estimate = replace(estimate, notes=(*live.notes, *estimate.notes))
     even: Options = {**options, "confidence": EVEN}
-    even_budget = calibrate_budget(budget_for(make_budget(even), job), job, even)
+    even_budget = calibrate_budget(budget_for(find_budget(even), job), job, even)
     judgement = judge(estimate, trace, even_budget, None, Headroom())
     plan = GuardPlan(
         job, estimate, judgement, trace, None, loop.unplanned, training.is_compiled, beside, training.expected

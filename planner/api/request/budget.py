@@ -21,7 +21,7 @@ from planner.hardware import (
     find_device,
     generic_device,
     local_device,
-    make_budget as make_device_budget,
+    make_budget,
     unlimited_device,
     with_config,
     with_nccl_of,
@@ -47,7 +47,7 @@ _TYPES: Mapping[str, tuple[type[Any] | tuple[type[Any], ...], str]] = {
 }
 
 
-def make_budget(options: Options) -> Budget:
+def find_budget(options: Options) -> Budget:
     """Return the budget for the GPU that the options name, or for an unlimited GPU if they name none.
 
     Raises UsageError or DataFileError.
@@ -67,7 +67,7 @@ def make_budget(options: Options) -> Budget:
     else:
         device = local_device() if gpu.lower() == "auto" else find_device(gpu)
     confidence = options.get("confidence")
-    return make_device_budget(
+    return make_budget(
         device,
         DEFAULT_CONFIDENCE if confidence is None else confidence,
         parse_alloc_conf(options.get("alloc_conf") or ""),
@@ -107,7 +107,7 @@ def corrected_budget(budget: Budget, correction: Correction | None) -> Budget:
     if correction is None:
         return budget
     config = budget.limits.config
-    return make_device_budget(
+    return make_budget(
         budget.device, budget.confidence, config, budget.cap_bytes, correction, budget.likeness
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from planner.api.request.budget import budget_for, calibrate_budget, make_budget
+from planner.api.request.budget import budget_for, calibrate_budget, find_budget
 from planner.api.request.options import Options, Sample
 from planner.emulator import open_convolutions
 from planner.errors import DataFileError, UsageError, unsaved
@@ -130,7 +130,7 @@ def open_request(
     isolation_limit(options)
     if command:
         reject_sources(options, command)
-    budget = make_budget(options)
+    budget = find_budget(options)
     start = perf_counter()
     path = options.get("trace")
     saved: SavedJob | None = None

@@ -29,7 +29,7 @@ _DETECTORS = (
 def batch_loader(model: nn.Module, job: Job, batch: int) -> BatchLoader:
     """Return a function that makes the job's batches on the meta device."""
     if _is_detector(model):
-        return lambda: detection_batch(model, job, batch, "meta")
+        return lambda: detection_batch(model, job, batch)
     known = known_contents(model, job, batch)
     return lambda: empty_batch(job, batch, "meta", known)
 
@@ -58,20 +58,20 @@ def empty_batch(job: Job, batch: int, device: str, known: Mapping[str, Any] = Ma
     return args, kwargs | {name: copied(known[name]) for name in known if name not in kwargs}, target
 
 
-def detection_batch(model: nn.Module, job: Job, batch: int, device: str) -> Batch:
+def detection_batch(model: nn.Module, job: Job, batch: int) -> Batch:
     """Return `batch` images with targets for a detector.
 
     The images have the shape of the job's first input. In the mode `infer` there are no targets. Each tensor
-    is copied to the device separately. Boxes have varying sizes and positions; masks and keypoints are
+    is copied to the meta device separately. Boxes have varying sizes and positions; masks and keypoints are
     included for models that need them.
     """
     shape = job.samples.inputs[0].shape
     height, width = shape[-2:]
     dtype = getattr(torch, job.samples.inputs[0].dtype)
-    images = [torch.empty(shape, dtype=dtype, device=device) for _ in range(batch)]
+    images = [torch.empty(shape, dtype=dtype, device="meta") for _ in range(batch)]
     if job.loop.mode is Mode.INFER:
         return (images,), {}, None
-    return (images, [_target(model, height, width, device) for _ in range(batch)]), {}, None
+    return (images, [_target(model, height, width) for _ in range(batch)]), {}, None
 
 
 def _is_detector(model: nn.Module) -> bool:
@@ -79,17 +79,17 @@ def _is_detector(model: nn.Module) -> bool:
     return isinstance(model, tuple(getattr(module, name) for module, name in modules if module is not None))
 
 
-def _target(model: nn.Module, height: int, width: int, device: str) -> dict[str, Tensor]:
+def _target(model: nn.Module, height: int, width: int) -> dict[str, Tensor]:
     target = {
-        "boxes": _boxes(height, width).to(device),
-        "labels": torch.ones(OBJECTS, dtype=torch.int64).to(device),
+        "boxes": _boxes(height, width).to("meta"),
+        "labels": torch.ones(OBJECTS, dtype=torch.int64).to("meta"),
     }
     heads = getattr(model, "roi_heads", None)
     if getattr(heads, "mask_predictor", None) is not None:
-        target["masks"] = torch.empty((OBJECTS, height, width), dtype=torch.uint8, device=device)
+        target["masks"] = torch.empty((OBJECTS, height, width), dtype=torch.uint8, device="meta")
     predictor = getattr(heads, "keypoint_predictor", None)
     if predictor is not None:
-        target["keypoints"] = _points(height, width, predictor.kps_score_lowres.out_channels).to(device)
+        target["keypoints"] = _points(height, width, predictor.kps_score_lowres.out_channels).to("meta")
     return target
 
 

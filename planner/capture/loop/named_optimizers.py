@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from planner.capture.loop.optimizers import build_optimizer
 from planner.capture.models.libraries import unknown_name
-from planner.capture.models.user_code.file import open_beside_model
+from planner.capture.models.user_code.file import open_optimizer
 from planner.capture.process_state import first_line_of, foreign_errors
 from planner.errors import ModelError, PlannerError, UsageError
 from planner.jobs import Job, Mode, Optimizer, OptimizerImpl, is_optimizer_file, kind_text
@@ -167,7 +167,7 @@ def _of_class(kind: Callable[..., Any]) -> _Make:
 
 
 def _of_file(job: Job) -> _Make:
-    value, call_in_file = open_beside_model(str(job.loop.optimizer), "optimizer", job.model.origin)
+    value, call_in_file = open_optimizer(str(job.loop.optimizer), job.model.origin)
     if not callable(value):
         raise UsageError(
             f"--optimizer {job.loop.optimizer}: is {kind_text(value)}; name a class or a function of "

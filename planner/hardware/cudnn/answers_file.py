@@ -29,6 +29,7 @@ ANSWERS_FILE = Path(__file__).with_name("answers.bin")
 _MAGIC = b"planner: answers of a cuDNN, 1\n"
 _LENGTH_BYTES = 4  # of the index's own length
 _NUMBER_BYTES = 8
+_COLUMNS = 4  # of numbers in a packed table of curves
 _LARGEST_FILE_BYTES = 2**26
 
 
@@ -222,8 +223,8 @@ def _bytes_of(numbers: Sequence[int]) -> bytes:
     return packed.tobytes()
 
 
-def _unpack_columns(content: bytes, columns: int = 4) -> Iterator["array[int]"]:
-    start = columns * _NUMBER_BYTES
+def _unpack_columns(content: bytes) -> Iterator["array[int]"]:
+    start = _COLUMNS * _NUMBER_BYTES
     for length in _numbers_of(content[:start]):
         raw = bytearray(length * _NUMBER_BYTES)
         for place in range(_NUMBER_BYTES):

@@ -12,7 +12,7 @@ from planner.planning.command.by_runs import (
     in_samples,
     largest_with_retries,
     largest_without_retries,
-    search_by_runs,
+    search_by_commands,
 )
 from planner.planning.command.command_runs import CommandRuns
 from planner.planning.command.fit import Fit, end_and_peak, fit_runs
@@ -216,7 +216,9 @@ class BatchFinder:
         self.fit = None
         self.notes.append(f"found by runs alone, since histories cannot be replayed: {reason}")
         if near is None:
-            return search_by_runs(self.runs, self.unit, (min(self.recorded), max(self.recorded)), self.most)
+            return search_by_commands(
+                self.runs, self.unit, (min(self.recorded), max(self.recorded)), self.most
+            )
         return self._search_of_runs(
             largest_without_retries(self.runs, self.unit, near.comfortable, self.most), near
         )

@@ -28,7 +28,7 @@ def in_samples(search: Search, unit: int) -> Search:
     return Search(search.largest * unit, search.comfortable * unit, failure, probes)
 
 
-def search_by_runs(runs: CommandRuns, unit: int, ends: tuple[int, int], most: int) -> Search:
+def search_by_commands(runs: CommandRuns, unit: int, ends: tuple[int, int], most: int) -> Search:
     """Find the largest batch sizes with and without retries, extrapolating from runs at both `ends`.
 
     Only multiples of `unit` up to `most` are tried.
@@ -94,10 +94,10 @@ def search_whole(
         "evaluation, a checkpoint or later steps"
     )
     if whole.outcome(refused) is not Outcome.DOES_NOT_FIT:
-        return search_by_runs(whole, unit, (max(unit, refused // 2), refused), most)
+        return search_by_commands(whole, unit, (max(unit, refused // 2), refused), most)
     if whole.outcome(unit) is Outcome.DOES_NOT_FIT:
         return Search(0, 0, unit, ((unit, Outcome.DOES_NOT_FIT),))
-    return search_by_runs(whole, unit, (unit, refused), refused)
+    return search_by_commands(whole, unit, (unit, refused), refused)
 
 
 def fails_after_steps(whole: CommandRuns, steps: CommandRuns, batch: int) -> bool:

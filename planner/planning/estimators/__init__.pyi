@@ -11,7 +11,7 @@ from .methods import (
 from .peers import MEBIBYTE_BYTES as MEBIBYTE_BYTES
 from .published import RESERVED as RESERVED, Source as Source, load_measured as load_measured
 from .run import (
-    open_builder as open_builder, plan_by_formula as plan_by_formula, run_estimator as run_estimator,
+    model_builder as model_builder, plan_by_formula as plan_by_formula, run_estimator as run_estimator,
     run_estimators as run_estimators,
 )
 from .static_estimate import FormulaPlan as FormulaPlan, StaticEstimate as StaticEstimate

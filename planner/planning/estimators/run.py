@@ -19,10 +19,10 @@ from planner.planning.estimators.static_estimate import (
 from planner.planning.programs import Factory
 from planner.program import OnProgress
 
-PEERS = tuple(method for method in Method if method is not Method.TRACE)
+OTHER_METHODS = tuple(method for method in Method if method is not Method.TRACE)
 
 
-def open_builder(job: Job, factory: Factory | None, on_progress: OnProgress) -> Build:
+def model_builder(job: Job, factory: Factory | None, on_progress: OnProgress) -> Build:
     """Import torch, and return a function that builds a job's model without weights.
 
     Raises UsageError if the model's source does not know the model. The returned function raises UsageError
@@ -80,7 +80,7 @@ def run_estimators(
 ) -> dict[Method, StaticEstimate | str]:
     """Return the estimate of each method except the trace, or the reason as text if the method fails."""
     answers: dict[Method, StaticEstimate | str] = {}
-    for method in PEERS:
+    for method in OTHER_METHODS:
         try:
             answers[method] = run_estimator(method, job, batch, budget, build, on_progress)
         except PlannerError as error:

@@ -17,7 +17,7 @@ from planner.planning.epoch import EpochPrograms, max_useful_batch
 from planner.planning.estimate import Estimate, Seconds, estimate_batch
 from planner.planning.search.boundary import Search
 from planner.planning.search.by_runs import first_run, note_on_runs
-from planner.planning.search.fleet import search_judged
+from planner.planning.search.one_gpu import search_judged
 from planner.planning.search.replays import ReplayCache, TargetReplays, TimedPrograms
 from planner.program import FIT_BATCHES, Outcome, ProgramSet
 

@@ -14,7 +14,8 @@ from planner.hardware import EVEN_ODDS, Budget, judge_budget, process_bytes, upp
 from planner.jobs import Batching, BatchShape, Job, Mode, Size, SizeDistribution
 from planner.planning.estimate import Answer, Seconds
 from planner.planning.search.boundary import boundary_from_guess
-from planner.planning.search.fleet import DeviceFit, search_device
+from planner.planning.search.fleet import DeviceFit
+from planner.planning.search.one_gpu import search_device
 from planner.planning.search.replays import ReplayCache, TargetReplays
 from planner.planning.varying.process import BatchSource
 from planner.planning.varying.programs import SizedPrograms

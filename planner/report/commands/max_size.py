@@ -18,6 +18,7 @@ from planner.report.commands.estimates.verdict import (
 from planner.report.commands.max_batch import none_text, retrying_entry, retrying_remark
 from planner.report.describe import job_entry
 from planner.report.document import Block, Document, Entry, Headline
+from planner.report.units import sides_text
 
 
 def max_size_document(plan: SizePlan, import_seconds: float) -> Document:
@@ -40,7 +41,7 @@ def _headline(plan: SizePlan) -> Headline:
     if lead is None:
         failure = plan.first_failure
         failed = [] if failure is None else [*failure_entries(failure), *risk_entries(failure)]
-        none = none_text(size_text(plan.sizes[0]), failure, smallest_trains=bool(plan.refusal))
+        none = none_text(sides_text(plan.sizes[0]), failure, smallest_trains=bool(plan.refusal))
         least = Entry("Largest size", f"none {sure}, {none}")
         return Headline((least, *failed, *exit_entries(failure), job_entry(plan.job)), "bad")
     size = plan.comfortable or plan.largest or ()
@@ -48,26 +49,21 @@ def _headline(plan: SizePlan) -> Headline:
     end = f", {limit}" if size == plan.sizes[-1] else ""
     how = "" if plan.comfortable == plan.largest else ", without retries"
     how = retrying_remark(lead) if plan.comfortable is None else how
-    lines = [Entry("Largest size", f"{size_text(size)} {sure}{how}{end}")]
+    lines = [Entry("Largest size", f"{sides_text(size)} {sure}{how}{end}")]
     retrying = None if plan.comfortable == plan.largest else plan.at_max
     if retrying is not None and plan.largest is not None:
-        lines.append(retrying_entry(size_text(plan.largest), retrying))
+        lines.append(retrying_entry(sides_text(plan.largest), retrying))
     return Headline((*lines, *risk_entries(lead), job_entry(lead.job)), style_of(lead))
 
 
 def _beyond(failure: Estimate, size: Size) -> Headline:
-    answer = f"Size {size_text(size)} does not fit{unlimited_text(failure)}"
+    answer = f"Size {sides_text(size)} does not fit{unlimited_text(failure)}"
     if failure.answer is Answer.LIKELY:
         likely = likely_text(failure.p_out_of_memory)
-        answer = f"Size {size_text(size)} likely fits ({likely}), not at the confidence"
+        answer = f"Size {sides_text(size)} likely fits ({likely}), not at the confidence"
     elif failure.answer is Answer.NOT_KNOWN:
-        answer = f"It is not known whether size {size_text(size)} fits"
+        answer = f"It is not known whether size {sides_text(size)} fits"
     return Headline((answer, *failure_entries(failure)), "bad")
-
-
-def size_text(size: Size) -> str:
-    """Return a size as text, such as `512x512`."""
-    return "x".join(map(str, size))
 
 
 def max_size_to_json(plan: SizePlan, import_seconds: float) -> dict[str, Any]:

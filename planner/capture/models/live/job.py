@@ -226,9 +226,9 @@ def complete_copy(module: nn.Module, copied: nn.Module, memo: dict[int, Any]) ->
             one.compile()
 
 
-def live_job(name: str, model: LiveModel, mode: Mode = Mode.TRAIN) -> Job:
+def live_job(name: str, model: LiveModel) -> Job:
     """Return the job of a live model. The model's output is the loss."""
-    return Job.create(name, inputs=model.inputs, mode=mode, loss=Loss.OUTPUT)
+    return Job.create(name, inputs=model.inputs, mode=Mode.TRAIN, loss=Loss.OUTPUT)
 
 
 def fields_of_process() -> dict[str, Any]:

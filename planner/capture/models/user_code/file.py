@@ -107,11 +107,12 @@ def open_file(name: str, what: str) -> tuple[Any, Callable[..., object]]:
     return _value_in(module, path, name, what), call
 
 
-def open_beside_model(name: str, what: str, model: str) -> tuple[Any, Callable[..., object]]:
-    """Return the same as `open_file`, without running the model's file again.
+def open_optimizer(name: str, model: str) -> tuple[Any, Callable[..., object]]:
+    """Return the same as `open_file` for an optimizer, without running the model's file again.
 
     A second run would define new classes, which differ from the classes of the model.
     """
+    what = "optimizer"
     path = _path_of(name, what)
     module = sys.modules.get(_module_name(path))
     if module is None or split_model(model).source != "file" or _path_of(model, "model") != path:

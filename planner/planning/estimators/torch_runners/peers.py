@@ -27,14 +27,14 @@ from planner.planning.estimators.peers import (
 from planner.planning.estimators.torch_runners.layer_table import error_line, summarize
 
 
-def estimate_by_memtracker(job: Job, batch: int, build: Build = build_model) -> PeerEstimate:
+def _run_memtracker(job: Job, batch: int, build: Build = build_model) -> PeerEstimate:
     """Return the peak of the job's steps under MemTracker, by tensor category.
 
     The module that runs MemTracker takes more than a second to import, so it is imported on the first call.
     """
-    from planner.planning.estimators.torch_runners.mem_tracker import estimate_by_memtracker as run
+    from planner.planning.estimators.torch_runners.mem_tracker import estimate_by_memtracker
 
-    return run(job, batch, build)
+    return estimate_by_memtracker(job, batch, build)
 
 
 def estimate_by_torchinfo(job: Job, batch: int, build: Build = build_model) -> PeerEstimate:
@@ -124,7 +124,7 @@ PEERS: Mapping[Method, Callable[[Job, int, Build], PeerEstimate]] = {
     Method.TORCHINFO: estimate_by_torchinfo,
     Method.TORCHSUMMARY: estimate_by_torchsummary,
     Method.MODELSIZE: estimate_by_modelsize,
-    Method.MEMTRACKER: estimate_by_memtracker,
+    Method.MEMTRACKER: _run_memtracker,
 }
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from planner.jobs import Batching, BatchShape, Job, Size
+from planner.jobs import Batching, BatchShape, Job
 from planner.planning import RunRisk, SampledRun, VaryingPlan, VaryingSide
 from planner.planning.estimators import Method
 from planner.report.assumptions import job_assumptions, unknown_sentence
@@ -29,6 +29,7 @@ from planner.report.units import (
     mib_column,
     mib_text,
     probability_text,
+    sides_text,
     timing_line,
     to_builtins,
     with_mib,
@@ -178,18 +179,14 @@ def _sampled(at: RunRisk) -> Table:
 def _run_row(number: int, run: SampledRun) -> tuple[str, ...]:
     failure = run.replay.failure
     end = "lives" if failure is None else f"dies in step {run.failed_step}: {place_text(failure)}"
-    critical = "never" if run.critical is None else _size_text(run.critical)
+    critical = "never" if run.critical is None else sides_text(run.critical)
     reserved = mib_text(run.replay.peak_reserved_bytes)
     return f"sequence {number}", f"{run.steps:,}", shape_text(run.largest), critical, reserved, end
 
 
-def _size_text(size: Size) -> str:
-    return "x".join(map(str, size))
-
-
 def shape_text(shape: BatchShape) -> str:
     """Return the number of samples and the size of a batch as text."""
-    return f"{shape.batch}x{_size_text(shape.size)}"
+    return f"{shape.batch}x{sides_text(shape.size)}"
 
 
 def _hints(plan: VaryingPlan) -> Iterator[str]:
@@ -200,7 +197,7 @@ def _hints(plan: VaryingPlan) -> Iterator[str]:
             "segments then grow in place of being cut for each size anew"
         )
     if plan.constant:
-        whole = _size_text(plan.largest_size)
+        whole = sides_text(plan.largest_size)
         yield (
             f"were every batch padded to {whole}, the largest would be {plan.constant:,}: one size leaves "
             "no fragments, and shows in its first step whether it lives"
@@ -223,7 +220,7 @@ def _assumptions(plan: VaryingPlan) -> Iterator[str]:
 def sampling_assumptions(plan: VaryingPlan) -> Iterator[str]:
     """Yield sentences on how batches were sampled and replayed."""
     job, sizes = plan.job, plan.sizes
-    low, high = _size_text(sizes.smallest), _size_text(sizes.largest)
+    low, high = sides_text(sizes.smallest), sides_text(sizes.largest)
     file, seed = job.samples.sizes, job.samples.seed
     source = f"counted in {file}" if file else "uniform"
     yield f"sizes of batches from {low} to {high}, samples {source}, drawn with replacement (seed {seed})"

@@ -43,7 +43,7 @@ _ALIASES = {
 
 
 class _AliasFinder:
-    """The finder and loader of the hooks' public modules, which are aliases of modules in `planner.api`.
+    """The finder and loader of modules that are aliases of modules in `planner.api`.
 
     It does not derive from the classes of importlib.abc, which import modules that a plan does not need.
     """
@@ -54,7 +54,7 @@ class _AliasFinder:
         return ModuleSpec(fullname, loader) if fullname in _ALIASES else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Import and return the module that the alias refers to."""
+        """Import and return the module behind an alias."""
         return import_module(_ALIASES[spec.name])
 
     def exec_module(self, module: ModuleType) -> None:

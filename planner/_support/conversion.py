@@ -28,7 +28,7 @@ _FIELD = re.compile(r"Object (missing required|contains unknown) field `(.*)`")
 
 
 class ConversionError(ValueError):
-    """The error for a value that does not have its declared type, with the value's path and the problem."""
+    """The error for a value that does not have its declared type."""
 
     def __init__(self, path: Sequence[Key], what: str) -> None:
         place = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).lstrip(".")
@@ -78,7 +78,10 @@ def _explained(message: str, value: Any, kind: Any) -> ConversionError:
 
 
 def shown(value: Any) -> str:
-    """Return a text of at most `MAX_SHOWN` characters with which messages quote a value."""
+    """Return a short text of a value, to be quoted in messages.
+
+    The text has at most `MAX_SHOWN` characters.
+    """
     if isinstance(value, dict):
         return "keys with values"
     if isinstance(value, list | tuple):
@@ -100,7 +103,7 @@ def _fields(kind: msgspec.inspect.Type | None) -> Sequence[msgspec.inspect.Field
 
 
 def _type_at(kind: msgspec.inspect.Type | None, key: Key) -> msgspec.inspect.Type | None:
-    """Return the type that `kind` declares for the entry at `key`, or None if it declares no such entry."""
+    """Return the declared type of the entry at `key`, or None if none is declared."""
     if isinstance(key, str):
         return next((field.type for field in _fields(kind) if field.encode_name == key), None)
     for one in _options(kind):

@@ -9,15 +9,16 @@ _GZIP = 31  # zlib's wbits for gzip with the largest window
 
 
 def pack(text: str) -> bytes:
-    """Compress a text with gzip; equal texts give equal bytes, as no time is stored."""
+    """Compress a text with gzip, without a time stamp. Equal texts give equal bytes."""
     return zlib.compress(text.encode(), 9, wbits=_GZIP)
 
 
 def read_packed(path: Path, most_bytes: int) -> bytes:
-    """Return the decompressed content of a gzip file; file and content are limited to `most_bytes` each.
+    """Return the decompressed content of a gzip file.
 
-    Raises OSError if the file cannot be read or is too large, and ValueError or zlib.error if the content is
-    too large or the file is not a single gzip stream.
+    The file and its content are limited to `most_bytes` each. Raises OSError if the file cannot be read or is
+    too large, and ValueError or zlib.error if the content is too large or the file is not a single gzip
+    stream.
     """
     packed = read_bytes(path, most_bytes)
     decompressor = zlib.decompressobj(wbits=_GZIP)

@@ -22,7 +22,7 @@ class _Facade(ModuleType):
     """A package whose public names are not overwritten by submodules of the same name."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Set an attribute, unless the value is a module and `name` is a public name of the package.
+        """Set an attribute, unless a module would replace a public name of the package.
 
         An import sets each module that it reads as an attribute of the package.
         """
@@ -31,7 +31,7 @@ class _Facade(ModuleType):
 
 
 def attach_stub(package: str, file: str) -> Exports:
-    """Return `__getattr__`, `__dir__` and `__all__` of a package, from the stub next to its `__init__.py`.
+    """Return a package's `__getattr__`, `__dir__` and `__all__`, made from the stub next to `file`.
 
     The stub has lines of the form `from .module import name as name`. Without a stub, these lines are read
     from `__init__.py` itself, which has them for type checkers alone.

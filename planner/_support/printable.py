@@ -24,9 +24,10 @@ def shortened(message: str) -> str:
 
 
 def harmless_cell(value: object) -> object:
-    """Return a CSV cell with control characters escaped, and with a leading quote if it looks like a formula.
+    """Return a CSV cell that a spreadsheet can open safely.
 
-    A value that is not a string is returned unchanged.
+    Control characters are escaped, and a text that looks like a formula gets a leading quote. A value that is
+    not a string is returned unchanged.
 
     https://owasp.org/www-community/attacks/CSV_Injection
     """

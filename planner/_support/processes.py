@@ -15,14 +15,14 @@ _POLL_SECONDS = 0.05
 
 
 def signal_name(number: int) -> str:
-    """Return the name of the signal with a number, or "" if no signal with that number has a name."""
+    """Return the name of a signal, or "" if no signal has the number."""
     return next((one.name for one in signal.Signals if one == number), "")
 
 
 def marked_processes(mark: str) -> frozenset[int]:
-    """Return the IDs of processes with `mark` (`NAME=VALUE`) in their environment, and of their descendants.
+    """Return the IDs of all processes with an environment variable, and of their descendants.
 
-    Zombies and the calling process are left out.
+    `mark` is the variable as `NAME=VALUE`. Zombies and the calling process are left out.
     """
     parents: dict[int, int] = {}
     found: set[int] = set()
@@ -41,9 +41,9 @@ def marked_processes(mark: str) -> frozenset[int]:
 
 
 def end_processes(mark: str, grace_seconds: float) -> frozenset[int]:
-    """End all marked processes with SIGTERM, then with SIGKILL; return the IDs of processes that still run.
+    """End all marked processes, and return the IDs of processes that still run.
 
-    SIGKILL is sent to processes that still run `grace_seconds` after SIGTERM.
+    SIGTERM is sent first. SIGKILL is sent to processes that still run `grace_seconds` after SIGTERM.
     """
     for number, seconds in ((signal.SIGTERM, grace_seconds), (signal.SIGKILL, 1.0)):
         limit = monotonic() + seconds

@@ -35,14 +35,18 @@ class Entry(msgspec.Struct, frozen=True):
     node: "yaml.Node"
 
     def broken(self, what: str) -> DataFileError:
-        """Return a DataFileError that names the value's file, line and key, and the problem `what`."""
+        """Return the error for a problem of the value.
+
+        The message names the file, line and key of the value, and the problem `what`.
+        """
         key = f", {self.key}" if self.key else ""
         return DataFileError(f"{self.path} line {self.line}{key}: {what}")
 
     def convert(self, kind: type[T], **given: Any) -> T:
-        """Convert the value to the type `kind`, as `conversion.convert` does; `given` adds keys to a mapping.
+        """Convert the value to the type `kind`.
 
-        Raises DataFileError if the value cannot be converted, or has a key of `given`.
+        The rules are those of `conversion.convert`. `given` adds keys to a mapping. Raises DataFileError if
+        the value cannot be converted, or has a key of `given`.
         """
         value = self.plain()
         if given:
@@ -61,9 +65,10 @@ class Entry(msgspec.Struct, frozen=True):
             raise place.broken(error.what + hint) from None
 
     def plain(self) -> Any:
-        """Convert the value to the basic types of JSON; a scalar of any other form becomes an `Unusual`.
+        """Convert the value to the basic types of JSON.
 
-        Raises DataFileError if aliases make too many levels or values.
+        A scalar without such a type becomes an `Unusual`. Raises DataFileError if aliases make too many
+        levels or values.
         """
         try:
             return _plain(self, count(1), 0)
@@ -72,7 +77,7 @@ class Entry(msgspec.Struct, frozen=True):
             raise self.broken(f"{problem}; write the values out") from None
 
     def children(self, required: Iterable[str], optional: Iterable[str] = ()) -> dict[str, "Entry"]:
-        """Check the keys of a mapping, and return its values as entries, by key.
+        """Return the entries of a mapping by key, after a check of the keys.
 
         Raises DataFileError if a required key is missing, or a key is neither `required` nor `optional`.
         """
@@ -127,7 +132,10 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Unusual(msgspec.Struct, frozen=True):
-    """A scalar that is no string, decimal number, truth value or null: a date, 1:30, 0x10, .nan, yes."""
+    """A YAML scalar of an unusual form, such as a date, 1:30, 0x10, .nan or yes.
+
+    Usual scalars are strings, decimal numbers, true, false and null.
+    """
 
     text: str
 
@@ -160,7 +168,10 @@ def read_entry(path: Path) -> Entry:
 
 
 def _may_be_deep(text: str) -> bool:
-    """Return whether a YAML text could nest deeper than MAX_DEPTH, by its brackets, dashes and indents."""
+    """Return whether a YAML text may nest deeper than MAX_DEPTH.
+
+    The depth is bounded by counts of brackets, dashes and indents.
+    """
     marks = sum(map(text.count, "[{"))
     return marks > MAX_DEPTH or any(
         line.count("-") + line.count("?") + len(line) - len(line.lstrip()) > MAX_DEPTH

@@ -74,9 +74,9 @@ def is_deeper(value: object, depth: int) -> bool:
 
 
 def _lines(text: str) -> dict[_Path, int]:
-    """Return, by the path of each key, the line on which the statement that defines the key begins.
+    """Return the line that defines each key, by the key's path.
 
-    Lines are counted from 1.
+    The line is the first line of the statement. Lines are counted from 1.
     """
     lines: dict[_Path, int] = {}
     tables: dict[_Path, int] = {}  # number of tables already read of each array of tables
@@ -94,9 +94,10 @@ def _lines(text: str) -> dict[_Path, int]:
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the first line's number, counted from 1, and the text of each statement of a TOML text.
+    """Yield the line number and the text of each statement in a TOML text.
 
-    Raises RecursionError if statements of several lines need too many trial parses.
+    The number is that of the statement's first line, counted from 1. Raises RecursionError if statements of
+    several lines need too many trial parses.
     """
     lines, start, parsed = text.split("\n"), 0, 0
     while start < len(lines):
@@ -115,7 +116,7 @@ def _statements(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _opened(line: str) -> int:
-    """Return the number of brackets that the line opens minus the number that it closes."""
+    """Return the number of opening brackets in a line, minus the number of closing brackets."""
     return line.count("[") + line.count("{") - line.count("]") - line.count("}")
 
 
@@ -132,7 +133,10 @@ def _may_end(line: str) -> bool:
 
 
 def _heading(defined: Any, tables: dict[_Path, int]) -> _Path:
-    """Return the path of the table that a heading opens; count a new table of an array in `tables`."""
+    """Return the path of the table that a heading opens.
+
+    `tables` counts the tables of each array of tables, and is updated.
+    """
     path: _Path = ()
     while defined:
         ((key, defined),) = defined.items()
@@ -153,7 +157,10 @@ def _paths(value: object, path: _Path) -> Iterator[_Path]:
 
 
 def _node(value: object, path: _Path, lines: Mapping[_Path, int]) -> "yaml.Node":
-    """Convert a value to a YAML node; a value without a line gets the line of the value that encloses it."""
+    """Convert a value to a YAML node with its line.
+
+    A value without a line gets the line of the value that encloses it.
+    """
     import yaml
 
     line = next(lines[path[:length]] for length in range(len(path), -1, -1) if path[:length] in lines)

@@ -27,7 +27,10 @@ def installed_version(distribution: str) -> str | None:
 
 
 def public_version(version: str | None) -> str | None:
-    """Return a version without its local part (`2.13.0` for `2.13.0+cpu`), or None if `version` is None."""
+    """Return a version without its local part, or None if `version` is None.
+
+    For example, `2.13.0+cpu` becomes `2.13.0`.
+    """
     return None if version is None else version.partition("+")[0]
 
 
@@ -36,10 +39,10 @@ def _normal(name: str) -> str:
 
 
 def format_cudnn_version(number: int | None) -> str | None:
-    """Convert a `torch.backends.cudnn.version()` to text, or return None if it is None or 0 (no cuDNN).
+    """Convert cuDNN's version number to text, or return None if there is no cuDNN.
 
-    >>> format_cudnn_version(8902), format_cudnn_version(90100)
-    ('8.9.2', '9.1.0')
+    The number is that of `torch.backends.cudnn.version()`; None and 0 mean no cuDNN. >>>
+    format_cudnn_version(8902), format_cudnn_version(90100) ('8.9.2', '9.1.0')
     """
     if not number:
         return None

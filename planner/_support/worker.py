@@ -1,4 +1,7 @@
-"""A child process that answers each JSON line on its standard input with a JSON line on standard output."""
+"""A child process that answers JSON requests, one on each line of its standard input.
+
+The answers are JSON lines on standard output.
+"""
 
 import json
 import os
@@ -21,7 +24,10 @@ MAX_ANSWER_BYTES = 2**24
 
 
 class WorkerError(Exception):
-    """The error for a worker that gave no answer because it ended or was stopped at its time limit."""
+    """The error for a worker that ended or was stopped before it answered.
+
+    It is stopped at its time limit.
+    """
 
     def __init__(self, returncode: int | None) -> None:
         super().__init__(_ending(returncode))
@@ -29,11 +35,12 @@ class WorkerError(Exception):
 
 
 class Worker:
-    """A child process in a new session, ended with all its children once the `Worker` is unreferenced.
+    """A child process that runs in a new session and answers requests.
 
-    With a `mark` (`NAME=VALUE`), a variable that no other process has in its environment, daemons that the
-    child started are ended too. A request carries a `number`, which the child's answer has to repeat: an
-    answer that an interrupted caller left unread is skipped. `serve` is the child's side.
+    The process and all its children end once the `Worker` is unreferenced. With a `mark` (`NAME=VALUE`), a
+    variable that no other process has in its environment, daemons that the child started are ended too. A
+    request carries a `number`, which the child's answer has to repeat: an answer that an interrupted caller
+    left unread is skipped. `serve` is the child's side.
     """
 
     def __init__(self, command: Sequence[str], stderr: int | IO[bytes] | None = None, mark: str = "") -> None:
@@ -70,7 +77,7 @@ class Worker:
         return reply["answer"]
 
     def _exchange(self, request: Mapping[str, Any], limit_seconds: float | None) -> dict[str, Any]:
-        """Send a request and return the child's reply; other replies only restart the time limit."""
+        """Send a request and return the child's reply to it. Other replies only restart the time limit."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
@@ -99,10 +106,10 @@ class Worker:
 
 
 def serve(answer: Callable[[Any, Callable[[], None]], Any], failure: str) -> None:
-    """Answer the requests of a `Worker` until standard input ends; redirect printed text to standard error.
+    """Answer the requests of a `Worker` until standard input ends.
 
-    `answer` is called with a message and a function that restarts the time limit. The text of an error that
-    is no PlannerError replaces {} in `failure`.
+    Printed text is redirected to standard error. `answer` is called with a message and a function that
+    restarts the time limit. The text of an error that is no PlannerError replaces {} in `failure`.
     """
     requests, lines = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     with Path(os.devnull).open("rb") as nothing:
@@ -119,9 +126,10 @@ def serve(answer: Callable[[Any, Callable[[], None]], Any], failure: str) -> Non
 
 
 def reply_of(failure: str, answer: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
-    """Return a dict with the `answer` of a call or, if it raises, the class name `error` and the `message`.
+    """Call `answer`, and return a dict with the result or the error.
 
-    An error that is no PlannerError is named ModelError, and its text replaces {} in `failure`.
+    The result is under `answer`. An error has the name of its class under `error` and its text under
+    `message`. An error that is no PlannerError is named ModelError, and its text replaces {} in `failure`.
     """
     try:
         return {"answer": answer(*arguments)}
@@ -141,7 +149,10 @@ def _ending(returncode: int | None) -> str:
 
 
 def _end(process: "subprocess.Popen[bytes]", mark: str) -> None:
-    """Close the pipes, kill the process unless it ends within 0.2 s, and end all processes with the mark."""
+    """End the child process and all processes with the mark.
+
+    The pipes are closed first. The child is killed if it does not end within 0.2 s.
+    """
     daemons = marked_processes(mark) - {process.pid} if mark else ()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:

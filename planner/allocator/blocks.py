@@ -1,4 +1,4 @@
-"""The data types of the allocator simulator: blocks, the pools that cache them, and snapshots of both."""
+"""The data types of the allocator simulator: blocks, block pools and snapshots."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
@@ -12,7 +12,10 @@ SegmentAction = Literal["segment_alloc", "segment_free", "segment_map", "segment
 
 
 class SegmentEvent(NamedTuple):
-    """A change of the reserved memory; `action` is named as by `torch.cuda.memory._record_memory_history`."""
+    """A change of the reserved memory.
+
+    `action` has the name in `torch.cuda.memory._record_memory_history`.
+    """
 
     action: SegmentAction
     address: int
@@ -38,7 +41,7 @@ class SegmentState(Struct, frozen=True):
 
     @classmethod
     def of(cls, piece: "tuple[Block, ...]") -> "SegmentState":
-        """Return the state of the piece of memory that consists of adjacent blocks, each in use or cached."""
+        """Return the state of adjacent blocks that are all in use or cached."""
         states = tuple(BlockState(block.address, block.size_bytes, block.in_use) for block in piece)
         size_bytes = sum(block.size_bytes for block in piece)
         pool = piece[0].pool
@@ -46,8 +49,9 @@ class SegmentState(Struct, frozen=True):
 
 
 class Block:
-    """A piece of a segment: in use, cached (free, in its pool's index), or an unmapped part of a range.
+    """A piece of a segment that is in use, cached or unmapped.
 
+    A cached block is free and in its pool's index. An unmapped block is a part of a virtual address range.
     `prev` and `next` are its neighbours in the segment. When two blocks merge, the object of the lower block
     remains. Free blocks of equal size are taken in ascending order of `rank`, which no two blocks share.
     """
@@ -79,7 +83,10 @@ class Block:
         return self.prev is not None or self.next is not None
 
     def split_off(self, size_bytes: int) -> "Block":
-        """Shrink the block to its lower `size_bytes`; return the rest, a block neither cached nor in use."""
+        """Shrink the block to its lower `size_bytes`, and return the rest as a block.
+
+        The rest is neither cached nor in use.
+        """
         rest_bytes = self.size_bytes - size_bytes
         upper = self.next
         rest = Block(
@@ -98,7 +105,7 @@ class Block:
         return rest
 
     def absorb(self, upper: "Block") -> None:
-        """Merge the next block into this block; `upper` must be in no pool, and is invalid afterwards."""
+        """Merge the next block into this block. `upper` must be in no pool, and is invalid afterwards."""
         self.size_bytes += upper.size_bytes
         self.next = upper.next
         if upper.next is not None:
@@ -106,7 +113,10 @@ class Block:
 
 
 class BlockPool:
-    """The cached and unmapped blocks of one stream and size class, with the class's page and split sizes."""
+    """The cached and unmapped blocks of one stream and one size class.
+
+    Its page and split sizes are those of the size class.
+    """
 
     def __init__(
         self, name: PoolName, page_bytes: int, split_from_bytes: int, split_below_bytes: int, stream: int = 0
@@ -122,7 +132,7 @@ class BlockPool:
         self.unmapped: list[Block] = []  # in ascending order of address
 
     def of_stream(self, stream: int) -> "BlockPool":
-        """Return an empty pool for another stream, with the same name, page size and split sizes."""
+        """Return an empty pool for another stream, with the same name and sizes."""
         return BlockPool(self.name, self.page_bytes, self.split_from_bytes, self.split_below_bytes, stream)
 
     def insert(self, block: Block) -> None:

@@ -1,4 +1,4 @@
-"""Simulate the addresses and the reserved bytes of PyTorch's CUDA caching allocator (native backend).
+"""Simulate the addresses and reserved bytes of PyTorch's native CUDA caching allocator.
 
 A request is rounded up. The smallest cached block of its pool that is large enough is taken, and split if
 enough remains; of equal blocks the one in the oldest segment is taken, or before torch 2.12 the one at the
@@ -32,7 +32,7 @@ from planner.program import GRAPH_POOL
 
 
 class CachingAllocator:
-    """The simulated allocator of one device in one process, which returns addresses and counts bytes.
+    """The simulated caching allocator of one device in one process.
 
     Attributes to read, in bytes: `allocated_bytes` (full sizes of blocks in use), `reserved_bytes`
     (segments), and their peaks `peak_allocated_bytes`, `peak_reserved_bytes`. Counts: `segments` (torch's
@@ -95,11 +95,11 @@ class CachingAllocator:
 
     @property
     def segments(self) -> int:
-        """Return the number of segments, without expandable segments."""
+        """Return the number of segments that are not expandable."""
         return self._segments.count
 
     def hold(self, start: Iterable[SegmentState]) -> dict[int, Block]:
-        """Take over the reserved memory of a running process, and return its blocks in use by address.
+        """Take over the reserved memory of a process, and return the blocks in use by address.
 
         The segments count as requested in order of address. Raises ValueError if memory was requested before.
         """
@@ -192,9 +192,9 @@ class CachingAllocator:
         insort(cached, (block.size_bytes, block.rank, block))
 
     def empty_cache(self) -> None:
-        """Release all wholly free segments, and all free pages of expandable segments, to CUDA.
+        """Release all wholly free segments to CUDA.
 
-        Memory of graph pools stays reserved.
+        Free pages of expandable segments are released too. Memory of graph pools stays reserved.
         """
         for turn in (1, 0):  # large, then small
             for stream in sorted(stream for stream in self._of_streams if stream < GRAPH_POOL):
@@ -206,15 +206,16 @@ class CachingAllocator:
         self._segments.peak_reserved_bytes = self._segments.reserved_bytes
 
     def snapshot(self) -> tuple[SegmentState, ...]:
-        """Return the reserved memory in ascending order of address, one state for each contiguous piece."""
+        """Return the state of each contiguous piece of reserved memory, in ascending order of address."""
         return self._segments.picture()
 
     def copy(
         self, segment_events: list[SegmentEvent] | None = None
     ) -> tuple["CachingAllocator", dict[int, Block]]:
-        """Return a copy of the allocator, and a dict from the `id` of each original block to its copy.
+        """Return a copy of the allocator, and the copy of each block.
 
-        segment_events: a list to which every change of the copy's reserved memory is appended.
+        The copies of blocks are keyed by the `id` of the original blocks. segment_events: a list to which
+        every change of the copy's reserved memory is appended.
         """
         twin = object.__new__(CachingAllocator)
         twin.__dict__.update(self.__dict__)
@@ -250,9 +251,9 @@ class CachingAllocator:
             raise ValueError(f"the block at {block.address:#x} is not in use: freed twice?")
 
     def _search(self, pool: BlockPool, size_bytes: int) -> int:
-        """Return the index in `pool.cached` of the block to use under the configuration (`get_free_block`).
+        """Return the index in `pool.cached` of the block that serves a request.
 
-        The length of `pool.cached` means that no block fits.
+        The method mirrors `get_free_block`. The length of `pool.cached` means that no block fits.
         """
         cached = pool.cached
         if self._collects_garbage:
@@ -274,9 +275,10 @@ class CachingAllocator:
         return place if fits else len(cached)
 
     def _reserve(self, pool: BlockPool, size_bytes: int) -> Block | None:
-        """Return a block of new memory, or None if it is refused even after cached memory was released.
+        """Return a block of new memory, or None if the request fails.
 
-        The method mirrors the second half of `malloc`, and counts retries and out-of-memory failures.
+        Cached memory is released before the request fails. The method mirrors the second half of `malloc`,
+        and counts retries and out-of-memory failures.
         """
         if self._collects_garbage:
             self._collect_garbage()
@@ -298,7 +300,7 @@ class CachingAllocator:
         return block
 
     def _release_oversize(self, pool: BlockPool, size_bytes: int) -> bool:
-        """Release cached unsplittable blocks for a request; return whether enough memory was released.
+        """Release cached unsplittable blocks, and return whether enough memory was released.
 
         The smallest block that is large enough is released; without such a block, blocks are
         released in descending order of size (`release_available_cached_blocks`).
@@ -318,7 +320,10 @@ class CachingAllocator:
         return released_bytes >= needed_bytes
 
     def _collect_garbage(self) -> None:
-        """Release large cached segments that were unused for long if the threshold is exceeded."""
+        """Release large cached segments that were unused for long.
+
+        Nothing is released below the garbage collection threshold.
+        """
         assert self._limit_bytes is not None
         threshold_bytes = int(self._config.garbage_collection_threshold * self._limit_bytes)
         excess_bytes = self.reserved_bytes - threshold_bytes
@@ -346,7 +351,7 @@ def _make_pools(config: AllocatorConfig) -> tuple[BlockPool, BlockPool]:
 
 
 def _room_bytes(block: Block) -> int:
-    """Return the size of a cached block, plus the size of the unmapped block after it if there is one."""
+    """Return the size of a cached block and of any unmapped block right after it."""
     upper = block.next
     if upper is None or upper.in_use:  # it cannot be cached, or the two would have merged
         return block.size_bytes

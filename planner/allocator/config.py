@@ -1,4 +1,4 @@
-"""The configuration of PyTorch's CUDA caching allocator: constants, options, and the rounding of sizes.
+"""The configuration of PyTorch's CUDA caching allocator, and its rounding of sizes.
 
 The options are those of the environment variable PYTORCH_ALLOC_CONF (PYTORCH_CUDA_ALLOC_CONF before torch
 2.10) as torch 2.11 to 2.13 read them. Constants and checks: AllocatorConfig.h and .cpp in c10/core,
@@ -44,11 +44,12 @@ class ReuseOrder(StrEnum):
 
 
 class AllocatorConfig(Struct, frozen=True):
-    """The allocator's options that affect device memory; `parse_alloc_conf` parses their text.
+    """The options of the allocator that affect device memory.
 
-    The defaults are torch 2.13's; `config_of_torch` returns the defaults of other versions since 2.6, in
-    which only `reuse_order` differs. The defaults of newer options (`large_segment_size_mb` of 2.11,
-    `throw_on_cudamalloc_oom` of 2.12) are the fixed behaviour of older versions.
+    `parse_alloc_conf` parses their text. The defaults are torch 2.13's; `config_of_torch` returns the
+    defaults of other versions since 2.6, in which only `reuse_order` differs. The defaults of newer options
+    (`large_segment_size_mb` of 2.11, `throw_on_cudamalloc_oom` of 2.12) are the fixed behaviour of older
+    versions.
     """
 
     # Blocks of at least this size are never split, and serve no smaller request; None if all may be split.
@@ -81,7 +82,7 @@ class AllocatorConfig(Struct, frozen=True):
         return round_up(requested_bytes, BLOCK_ROUNDING_BYTES)
 
     def segment_bytes(self, block_bytes: int) -> int:
-        """Return the size of the segment to request for a block of `block_bytes` that is not cached."""
+        """Return the size of the new segment to request for a block."""
         if block_bytes <= LARGEST_SMALL_BYTES:
             return SMALL_SEGMENT_BYTES
         if block_bytes < OWN_SEGMENT_BYTES:
@@ -89,7 +90,7 @@ class AllocatorConfig(Struct, frozen=True):
         return round_up(block_bytes, SEGMENT_ROUNDING_BYTES)
 
     def memory_limit_bytes(self, device_total_bytes: int) -> int | None:
-        """Return the memory limit that `per_process_memory_fraction` sets, or None if the fraction is 1.
+        """Return the memory limit for `per_process_memory_fraction`, or None if the fraction is 1.
 
         The arithmetic follows `set_per_process_memory_fraction`, with `total_memory` of the device
         properties.
@@ -100,7 +101,7 @@ class AllocatorConfig(Struct, frozen=True):
 
 
 class MemoryLimits(Struct, frozen=True):
-    """The bounds of the memory that the allocator may reserve, and its configuration."""
+    """The limits of the memory that the allocator may reserve, with the allocator's configuration."""
 
     capacity_bytes: int | None = None  # the most that CUDA can provide; None if unlimited
     limit_bytes: int | None = None  # set by `set_per_process_memory_fraction`; None if not called
@@ -120,7 +121,7 @@ class MemoryLimits(Struct, frozen=True):
 
     @property
     def allocator_limit_bytes(self) -> int | None:
-        """Return the smaller of the capacity and the process limit, or None if both are unlimited."""
+        """Return the smaller of the capacity and the process limit, or None if there is neither."""
         return _least(self.capacity_bytes, self.process_limit_bytes)
 
 
@@ -128,7 +129,7 @@ UNLIMITED = MemoryLimits()
 
 
 def max_reserved_bytes(limits: MemoryLimits) -> int | None:
-    """Return the most bytes that the allocator can reserve, or None if neither capacity nor limit is set.
+    """Return the most bytes that the allocator can reserve, or None if that is unlimited.
 
     With expandable segments a request is compared with the limit before it is rounded up to whole pages.
     """
@@ -148,7 +149,7 @@ def round_up(size_bytes: int, step_bytes: int) -> int:
 
 
 def _next_division(size_bytes: int, divisions: int) -> int:
-    """Round a size up to a multiple of 1/`divisions` of the power of two at or below the size."""
+    """Round a size up to the next of `divisions` equal steps between two powers of two."""
     floor_bytes = 1 << (size_bytes.bit_length() - 1)
     return round_up(size_bytes, floor_bytes // divisions)
 
@@ -164,13 +165,12 @@ def config_of_torch(version: str) -> AllocatorConfig:
 
 
 def parse_alloc_conf(text: str, defaults: AllocatorConfig = AllocatorConfig()) -> AllocatorConfig:  # noqa: B008
-    """Convert a value of PYTORCH_ALLOC_CONF, such as "max_split_size_mb:128", to a configuration.
+    """Parse a value of PYTORCH_ALLOC_CONF, such as "max_split_size_mb:128".
 
     `defaults` are the default options of the version of torch that reads the value (`config_of_torch`). If an
     option is given twice, the last counts, as in torch. Options that do not affect device memory are checked
     and dropped. The parser is stricter than torch, which reads "64MB" as 64 and "-1" as unlimited. Raises
     UsageError for an unknown or malformed option, a value out of range, and a backend that is not simulated.
-
     """
     options = _split_options("".join(text.split()))
     # Read first, because the limits of other options depend on it.
@@ -261,11 +261,12 @@ def _inner_fraction(config: AllocatorConfig, name: str, value: str) -> float:
 
 
 def _divisions(config: AllocatorConfig, name: str, value: str) -> tuple[int, ...]:
-    """Parse the divisions per size class from a value such as "4" or "[256:1,512:2,>:4]" (sizes in MiB).
+    """Parse the value of an option with divisions for each size class.
 
-    As in torch, the first entry also serves all smaller classes, and ">" serves all classes above the class
-    of the preceding entry. An entry beyond the last class counts as the last, and classes left out between
-    two entries get 0.
+    The value is a number, such as "4", or a list with sizes in MiB, such as "[256:1,512:2,>:4]". As in torch,
+    the first entry also serves all smaller classes, and ">" serves all classes above the class of the
+    preceding entry. An entry beyond the last class counts as the last, and classes left out between two
+    entries get 0.
     """
     if not value.startswith("["):
         return (_power_of_two(name, value),) * DIVISION_CLASSES

@@ -1,8 +1,9 @@
-"""Expandable segments: virtual ranges whose pages are mapped when needed and unmapped when wholly free.
+"""Expandable segments: virtual address ranges whose pages are mapped when needed.
 
-Facts: c10/cuda/CUDACachingAllocator.cpp (`ExpandableSegment`, `find_expandable_block`, `map_block`,
-`try_allocate_expandable_block`, `unmap_block`). A page is 2 MiB in the small pool and one large segment
-(20 MiB by default) in the large pool. Unmapped blocks start and end on pages, counted from the range's start.
+Pages are unmapped when they are wholly free. Facts: c10/cuda/CUDACachingAllocator.cpp (`ExpandableSegment`,
+`find_expandable_block`, `map_block`, `try_allocate_expandable_block`, `unmap_block`). A page is 2 MiB in the
+small pool and one large segment (20 MiB by default) in the large pool. Unmapped blocks start and end on
+pages, counted from the range's start.
 """
 
 from collections.abc import Callable
@@ -13,15 +14,19 @@ from planner.allocator.config import round_up
 
 
 def range_bytes(device_total_bytes: int, page_bytes: int) -> int:
-    """Return the size of an expandable segment's address range: 9/8 of the device's memory in whole pages."""
+    """Return the size of an expandable segment's address range.
+
+    It is 9/8 of the device's memory, rounded up to whole pages.
+    """
     return max(page_bytes, round_up(device_total_bytes + device_total_bytes // 8, page_bytes))
 
 
 def find_room(pool: BlockPool, size_bytes: int) -> Block | None:
-    """Return the first block of the lowest large enough run of free blocks, or None if there is no such run.
+    """Find enough adjacent free blocks, and return the first block, or None.
 
-    Free blocks are cached or unmapped. A run is large enough if it has `size_bytes`. It must begin with an
-    unmapped block, or with a cached block before an unmapped block.
+    The run of free blocks with the lowest address is taken. Free blocks are cached or unmapped. A run is
+    large enough if it has `size_bytes`. It must begin with an unmapped block, or with a cached block before
+    an unmapped block.
     """
     for gap in pool.unmapped:
         start = gap.prev if gap.prev is not None and gap.prev.cached else gap
@@ -32,10 +37,10 @@ def find_room(pool: BlockPool, size_bytes: int) -> Block | None:
 
 
 def grow(start: Block, size_bytes: int, map_pages: Callable[[int, int], bool]) -> Block | None:
-    """Map pages until the block at `start` holds `size_bytes`, and return it, or None if mapping fails.
+    """Map pages until a free block holds `size_bytes`, and return the block, or None.
 
-    `map_pages(address, size_bytes)` maps the memory or returns False. Pages that were mapped before a
-    refusal stay cached.
+    The block begins at `start`. None is returned if mapping fails. `map_pages(address, size_bytes)` maps the
+    memory or returns False. Pages that were mapped before a refusal stay cached.
     """
     block: Block | None = start
     if not start.cached:
@@ -49,10 +54,10 @@ def grow(start: Block, size_bytes: int, map_pages: Callable[[int, int], bool]) -
 
 
 def shrink(block: Block, unmap_pages: Callable[[int, int], None]) -> Block | None:
-    """Unmap the whole pages in a cached block; return the unmapped block if it is the whole range.
+    """Unmap all whole pages in a cached block.
 
-    `unmap_pages(address, size_bytes)` releases the pages. None is returned if other pages of the range are
-    still mapped, or the block has no whole page.
+    Returns the unmapped block if it is then the whole range. `unmap_pages(address, size_bytes)` releases the
+    pages. None is returned if other pages of the range are still mapped, or the block has no whole page.
     """
     assert block.range_address is not None
     pool = block.pool
@@ -73,9 +78,9 @@ def shrink(block: Block, unmap_pages: Callable[[int, int], None]) -> Block | Non
 
 
 def _insert_gap(gap: Block) -> Block | None:
-    """Merge an unmapped block with unmapped neighbours; return the merged block if it is the whole range.
+    """Merge an unmapped block with its unmapped neighbours.
 
-    None is returned if other blocks remain in the range.
+    Returns the merged block if it is the whole range. None is returned if other blocks remain in the range.
     """
     pool = gap.pool
     if gap.next is not None and _is_unmapped(gap.next):
@@ -90,9 +95,9 @@ def _insert_gap(gap: Block) -> Block | None:
 
 
 def _map(gap: Block, size_bytes: int, map_pages: Callable[[int, int], bool]) -> Block | None:
-    """Map the first pages of an unmapped block; return the cached block, or None if `map_pages` fails.
+    """Map the first pages of an unmapped block.
 
-    The pages are merged with cached neighbours.
+    Returns the cached block, or None if `map_pages` fails. The pages are merged with cached neighbours.
     """
     pool = gap.pool
     mapped_bytes = round_up(size_bytes, pool.page_bytes)

@@ -1,4 +1,4 @@
-"""Replay a schedule, a sequence of pieces of traces in any order, in one simulated process."""
+"""Replay a sequence of pieces of traces in one simulated process."""
 
 from planner.allocator.config import UNLIMITED, MemoryLimits
 from planner.allocator.replay import ReplayedProcess
@@ -6,7 +6,10 @@ from planner.program import Joiner, NextWorkspaces, Piece
 
 
 class Player:
-    """A process that replays pieces of traces in sequence, and keeps variables and memory between them."""
+    """A simulated process that replays pieces of traces in sequence.
+
+    Variables and memory are kept between the pieces.
+    """
 
     def __init__(
         self, limits: MemoryLimits = UNLIMITED, next_workspaces: NextWorkspaces | None = None
@@ -16,9 +19,10 @@ class Player:
         self._joiner = Joiner()
 
     def play(self, piece: Piece, step: int) -> bool:
-        """Replay a piece as part of step `step`, and return whether no request of the process has failed.
+        """Replay a piece, and return whether no request has failed.
 
-        Raises NotJoinedError if the piece frees a variable that no earlier piece holds.
+        The piece is replayed as a part of step `step`, and earlier failures count. Raises NotJoinedError if
+        the piece frees a variable that no earlier piece holds.
         """
         return self.process.play(self._joiner.join(piece, step))
 

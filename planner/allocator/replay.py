@@ -32,14 +32,20 @@ class Failure(Struct, frozen=True):
 
 
 class Peaks(Struct, frozen=True):
-    """The allocated and the reserved peak of one part of the loop, including memory allocated earlier."""
+    """The allocated and the reserved peak of one part of the loop.
+
+    Memory allocated before the part counts.
+    """
 
     allocated_bytes: int
     reserved_bytes: int
 
 
 class PhasePeak(Struct, frozen=True):
-    """The allocated and the reserved peak of one phase of one step, and the allocated bytes at its end."""
+    """The allocated and the reserved peak of one phase in one step.
+
+    `end_allocated_bytes` is allocated at the end of the phase.
+    """
 
     step: int
     phase: Phase
@@ -49,7 +55,7 @@ class PhasePeak(Struct, frozen=True):
 
 
 class Replay(Struct, frozen=True):
-    """The outcome, peaks and retries of a replay, which ends at the first failed request if there is one."""
+    """The outcome, peaks and retries of a replay. The replay ends at the first failed request."""
 
     batch: int
     outcome: Outcome
@@ -63,7 +69,10 @@ class Replay(Struct, frozen=True):
 
     @property
     def step_peaks(self) -> tuple[Peaks, ...]:
-        """Return the peaks of each step that began; the first includes the set-up."""
+        """Return the peaks of each step.
+
+        The first step includes the set-up; steps that did not begin are left out.
+        """
         steps: list[list[PhasePeak]] = []
         last = 0
         for peak in self.phase_peaks:
@@ -75,18 +84,18 @@ class Replay(Struct, frozen=True):
 
     @property
     def first_step(self) -> Peaks:
-        """Return the peaks of the set-up and the first step."""
+        """Return the peaks of the first step, with the set-up."""
         return self.step_peaks[0]
 
     @property
     def later_steps(self) -> Peaks | None:
-        """Return the peaks of all steps after the first, or None if there was at most one step."""
+        """Return the peaks of all steps after the first, or None if there are none."""
         later = self.step_peaks[1:]
         return highest(later) if later else None
 
 
 def highest(parts: Sequence[Peaks] | Sequence[PhasePeak]) -> Peaks:
-    """Return the highest allocated and the highest reserved bytes over one or more parts of the loop."""
+    """Return the highest allocated and the highest reserved bytes of several parts."""
     return Peaks(max(part.allocated_bytes for part in parts), max(part.reserved_bytes for part in parts))
 
 
@@ -101,10 +110,11 @@ def replay_trace(
     on_event: OnEvent | None = None,
     segment_events: list[SegmentEvent] | None = None,
 ) -> Replay:
-    """Replay a trace in a new process, up to the first request that fails, and return the result.
+    """Replay a trace in a new process.
 
-    Changes of the reserved memory are appended to `segment_events`. Raises UsageError if the configuration
-    limits the memory to a fraction of a total that `limits` do not give.
+    The replay ends at the first request that fails. Changes of the reserved memory are appended to
+    `segment_events`. Raises UsageError if the configuration limits the memory to a fraction of a total that
+    `limits` do not give.
     """
     process = ReplayedProcess(limits, trace.next_workspaces, segment_events)
     process.play(trace, on_event)
@@ -112,7 +122,10 @@ def replay_trace(
 
 
 class ReplayedProcess:
-    """A simulated process that replays traces in sequence, each with the memory that earlier traces left."""
+    """A simulated process that replays traces in sequence.
+
+    Each trace finds the memory that earlier traces left.
+    """
 
     def __init__(
         self,
@@ -120,9 +133,10 @@ class ReplayedProcess:
         next_workspaces: NextWorkspaces | None = None,
         segment_events: list[SegmentEvent] | None = None,
     ) -> None:
-        """Create a process without memory; `limits` and `segment_events` are as in `replay_trace`.
+        """Create a process without memory.
 
-        `next_workspaces` returns the workspace sizes to try if a convolution's request is refused.
+        `limits` and `segment_events` are as in `replay_trace`. `next_workspaces` returns the workspace sizes
+        to try if a convolution's request is refused.
         """
         self.allocator = CachingAllocator(limits, segment_events=segment_events)
         self.failure: Failure | None = None
@@ -134,7 +148,10 @@ class ReplayedProcess:
         self._phases: list[PhasePeak] = []
 
     def play(self, trace: Trace, on_event: OnEvent | None = None) -> bool:
-        """Replay a trace up to the first request that fails, and return whether every request was served."""
+        """Replay a trace, and return whether every request was served.
+
+        The replay ends at the first request that fails.
+        """
         allocator, blocks, convolutions = self.allocator, self._blocks, trace.convolution_by_block()
         malloc, free, optional = allocator.malloc, allocator.free, self._optional
         peak_bytes, peak_event, phase_start = self._peak_bytes, self._peak_event, self._start
@@ -174,7 +191,7 @@ class ReplayedProcess:
         return self.failure is None
 
     def result(self, batch: int) -> Replay:
-        """Return the result of all events that the process has replayed."""
+        """Return the result of everything replayed so far."""
         allocator, failure = self.allocator, self.failure
         phases = (*self._phases, *self._peaks_until(self._played)) or (self._phase_peak(),)
         if failure:
@@ -194,9 +211,10 @@ class ReplayedProcess:
         )
 
     def _peaks_until(self, index: int) -> tuple[PhasePeak, ...]:
-        """Return the current phase's peaks in a tuple, or () if `Replay.phase_peaks` does not list the phase.
+        """Return a tuple with the peaks of the current phase, or () if the phase is not listed.
 
-        A phase is not listed if it is not its step's first, has no events before `index`, and is not the end.
+        The list is `Replay.phase_peaks`. A phase is not listed if it is not its step's first, has no events
+        before `index`, and is not the end.
         """
         is_first = self._start.step > (self._phases[-1].step if self._phases else 0)
         is_listed = is_first or index - self._started > 1 or self._start.phase is Phase.END
@@ -222,10 +240,10 @@ class ReplayedProcess:
 
 
 def replay_with_breakdown(trace: Trace, limits: MemoryLimits) -> tuple[Replay, Mapping[Category, int]]:
-    """Replay a trace, and return the result and the bytes of each category at the allocated peak.
+    """Replay a trace, and return the result with the categories of memory at the allocated peak.
 
-    Blocks count with their full sizes, as in torch's `memory_allocated`; unused categories are 0. Raises
-    the errors of `replay_trace`.
+    The categories are mapped to bytes. Blocks count with their full sizes, as in torch's `memory_allocated`;
+    unused categories are 0. Raises the errors of `replay_trace`.
     """
     sizes: dict[int, int] = {}
 
@@ -246,12 +264,13 @@ def replay_with_breakdown(trace: Trace, limits: MemoryLimits) -> tuple[Replay, M
 
 
 class OptionalRequests:
-    """The handler of requests for convolution workspaces, which tries other sizes if a request is refused.
+    """The handler of requests for convolution workspaces.
 
-    PyTorch tries cuDNN's engines in order, and fails if no workspace can be served. It reuses the engine for
-    later calls of the same convolution, and starts again if that engine's workspace is refused
-    (ATen/native/cudnn: Conv_v8.cpp, `benchmark_cache`). If the workspaces of the next engines are unknown,
-    the process is assumed to continue without a workspace, also for later requests of the same key and size.
+    If a request is refused, other sizes are tried. PyTorch tries cuDNN's engines in order, and fails if no
+    workspace can be served. It reuses the engine for later calls of the same convolution, and starts again if
+    that engine's workspace is refused (ATen/native/cudnn: Conv_v8.cpp, `benchmark_cache`). If the workspaces
+    of the next engines are unknown, the process is assumed to continue without a workspace, also for later
+    requests of the same key and size.
     """
 
     def __init__(self, following: NextWorkspaces | None = None) -> None:
@@ -272,7 +291,7 @@ class OptionalRequests:
         convolution: Convolution | None = None,
         stream: int = 0,
     ) -> Block | None:
-        """Allocate the first workspace size that can be served, or return None if no size can be served.
+        """Allocate a workspace, or return None if no size can be served.
 
         The size that served the same key and size before is tried first, then `size_bytes`, then the sizes of
         the next engines.

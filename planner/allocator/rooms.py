@@ -1,4 +1,4 @@
-"""Replay one trace under several memory limits, with as few replays as possible.
+"""Replay one trace under several memory limits, with few replays.
 
 The caching allocator is not monotone in its memory: which segments it releases when a request is refused, and
 so how it splits segments afterwards, depends on the limit. A trace that fits one limit may fail under a
@@ -27,7 +27,7 @@ def is_limit_independent(limits: MemoryLimits) -> bool:
 def replay_in_rooms(
     rooms: Iterable[MemoryLimits], replay: Callable[[MemoryLimits], Replay]
 ) -> Iterator[tuple[MemoryLimits, Replay]]:
-    """Yield each of several memory limits with its replay, in descending order of the limits.
+    """Yield memory limits with their replays, in descending order of the limits.
 
     A replay is reused for smaller limits that are not below its peak reserved bytes, if the limits act only
     through refused requests, and the replay fits without retries or the limits differ only in the capacity.
@@ -44,7 +44,10 @@ def _size(limits: MemoryLimits) -> int:
 
 
 def _goes_alike(larger: MemoryLimits, run: Replay, limits: MemoryLimits) -> bool:
-    """Return whether `run`, the replay under the limits `larger`, is also the replay under `limits`."""
+    """Return whether a replay under larger limits is also the replay under `limits`.
+
+    `run` is the replay under the limits `larger`.
+    """
     if not is_limit_independent(limits) or run.peak_reserved_bytes > _size(limits):
         return False
     only_capacity = larger == replace(

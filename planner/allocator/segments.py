@@ -1,7 +1,7 @@
-"""The reserved memory: segments and virtual address ranges, requested from CUDA and returned to CUDA.
+"""The memory that an allocator has reserved: segments and virtual address ranges.
 
-CUDA refuses a request beyond the capacity; the limit is checked before CUDA is called. `CachingAllocator`
-decides which cached segments are released, and when.
+The memory is requested from CUDA and returned to CUDA. CUDA refuses a request beyond the capacity; the limit
+is checked before CUDA is called. `CachingAllocator` decides which cached segments are released, and when.
 
 Facts: c10/cuda/CUDACachingAllocator.cpp of torch 2.6 to 2.13; methods name the functions that they mirror.
 """
@@ -39,7 +39,7 @@ class Segments:
         events: list[SegmentEvent] | None,
         refuses: Callable[[int], bool] | None,
     ) -> None:
-        """Create an empty set of segments; the parameters are as for `CachingAllocator`."""
+        """Create an empty set of segments. The parameters are as for `CachingAllocator`."""
         self.reserved_bytes = 0
         self.peak_reserved_bytes = 0
         self.count = 0
@@ -58,9 +58,10 @@ class Segments:
     def copy(
         self, pools: Mapping[int, BlockPool], events: list[SegmentEvent] | None
     ) -> tuple["Segments", dict[int, Block]]:
-        """Return a copy of the segments, and a dict from the `id` of each original block to its copy.
+        """Return a copy of the segments, and the copy of each block.
 
-        `pools` maps the `id` of each original pool to the pool of the copied blocks.
+        The copies of blocks are keyed by the `id` of the original blocks. `pools` maps the `id` of each
+        original pool to the pool of the copied blocks.
         """
         twin = object.__new__(Segments)
         twin.__dict__.update(self.__dict__)
@@ -93,10 +94,10 @@ class Segments:
         return limit_bytes is not None and self.reserved_bytes + segment_bytes > limit_bytes
 
     def request_segment(self, pool: BlockPool, size_bytes: int, segment_bytes: int) -> Block | None:
-        """Request memory from CUDA once, and return it as an uncached block, or None if CUDA refuses it.
+        """Request memory from CUDA, or return None if CUDA refuses it.
 
-        The method mirrors `alloc_block`. The limit is compared with the segment's size even if an expandable
-        segment grows by more or less.
+        The memory is returned as an uncached block. The method mirrors `alloc_block`. The limit is compared
+        with the segment's size even if an expandable segment grows by more or less.
         """
         if self.exceeds_limit(segment_bytes):
             return None
@@ -116,14 +117,17 @@ class Segments:
         return block
 
     def release(self, block: Block) -> None:
-        """Release to CUDA the segment that consists of one cached block (`release_block`)."""
+        """Release a segment of one cached block to CUDA. The method mirrors `release_block`."""
         block.pool.remove(block)
         del self.heads[block.address]
         self.count -= 1
         self._change_reserved("segment_free", block.address, block.size_bytes)
 
     def release_pool(self, pool: BlockPool) -> None:
-        """Release a pool's free segments and pages to CUDA, in order of size and rank (`release_blocks`)."""
+        """Release a pool's free segments and pages to CUDA.
+
+        They are released in order of size and rank (`release_blocks`).
+        """
         for _, _, block in tuple(pool.cached):
             if block.range_address is not None:
                 emptied = shrink(block, self._unmap_pages)
@@ -134,7 +138,7 @@ class Segments:
                 self.release(block)
 
     def picture(self) -> tuple[SegmentState, ...]:
-        """Return all reserved memory in ascending order of address, one state for each contiguous piece."""
+        """Return the state of each contiguous piece of reserved memory, in ascending order of address."""
         pieces = []
         for address in sorted(self.heads):
             chain = iterate_segment(self.heads[address])
@@ -144,7 +148,7 @@ class Segments:
         return tuple(pieces)
 
     def hold(self, state: SegmentState, pool: BlockPool) -> Iterator[Block]:
-        """Add the memory and the blocks of a state to the segments, and yield each block that is in use.
+        """Add the memory of a state to the segments, and yield the blocks in use.
 
         States must come in ascending order of address. An expandable segment begins at its lowest added page.
         """
@@ -165,7 +169,7 @@ class Segments:
             piece = rest
 
     def ranges(self) -> list[tuple[int, int]]:
-        """Return the first and the end address of the virtual range of each expandable segment."""
+        """Return the start and end address of each expandable segment's virtual range."""
         heads = [head for head in self.heads.values() if head.range_address is not None]
         return [
             (head.address, head.address + sum(one.size_bytes for one in iterate_segment(head)))
@@ -173,7 +177,10 @@ class Segments:
         ]
 
     def _hold_pages(self, state: SegmentState, pool: BlockPool) -> Block:
-        """Split a state's pages from a virtual range; return them as one block, neither cached nor in use."""
+        """Split the pages of a state from a virtual range, and return them as one block.
+
+        The block is neither cached nor in use.
+        """
         ends = [
             one for one in pool.unmapped if one.next is None and one.address + one.size_bytes > state.address
         ]
@@ -212,9 +219,9 @@ class Segments:
         return self.lowest_address
 
     def _new_rank(self, address: int) -> int:
-        """Return the key by which a new segment or virtual range is ordered among free blocks of equal size.
+        """Return the sort key of a new segment among free blocks of equal size.
 
-        Source: `Block::registration_counter`.
+        Virtual ranges have such a key, too. Source: `Block::registration_counter`.
         """
         self._first_rank += self._rank_step
         return self._first_rank + address

@@ -30,7 +30,7 @@ from planner.report import Report, Result, report_of
 
 @dataclass(frozen=True, slots=True)
 class CompareResult(Result):
-    """The estimates of all methods, and the measured value if one is stored; `str` gives the text report."""
+    """The estimates of all methods, and the measured value if one is stored. `str` gives the text report."""
 
     comparison: Comparison
 
@@ -43,11 +43,12 @@ class CompareResult(Result):
 def compare(
     model: Model | None = None, batch: int | None = None, **options: Unpack[Options]
 ) -> CompareResult:
-    """Return the estimates of one batch size by every method, with the measured value if one is stored.
+    """Return the estimates of one batch size by every method.
 
-    The measured value is a calibration's run on the GPU of the options, else a published value. Options are
-    as for `planner.estimate` without `trace`, `save_trace` and `isolate`. If an estimator fails, its row has
-    the reason. Raises the errors of `planner.errors` if the planner's own trace fails.
+    The measured value is included if one is stored. The measured value is a calibration's run on the GPU of
+    the options, else a published value. Options are as for `planner.estimate` without `trace`, `save_trace`
+    and `isolate`. If an estimator fails, its row has the reason. Raises the errors of `planner.errors` if the
+    planner's own trace fails.
     """
     request = open_request(model, options, batch, command="compare")
     job, size, on_progress = request.job, request.batch, request.on_progress

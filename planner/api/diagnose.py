@@ -60,14 +60,14 @@ def diagnose(
     batch: int | None = None,
     **options: Unpack[Options],
 ) -> DiagnoseResult:
-    """Return the reason why a process ran out of GPU memory, read from a file that the process left.
+    """Return the reason why a process ran out of GPU memory.
 
-    The file is a log with an out-of-memory message (plain or gzip; "-": standard input), a pickle of
-    `torch.cuda.memory._dump_snapshot`, a trace of `torch.profiler` (.json or .json.gz), a recorded history
-    (.json.gz), or the JSON of `planner run`. Logs may have any size. Nothing in a pickle is executed. With
-    `model`, `batch` and options of `planner.advise` the result also has the smallest changes with which that
-    job fits. Raises DataFileError for a file that cannot be read or has another format, and the errors of
-    `planner.advise`.
+    It is read from a file that the process left. The file is a log with an out-of-memory message (plain or
+    gzip; "-": standard input), a pickle of `torch.cuda.memory._dump_snapshot`, a trace of `torch.profiler`
+    (.json or .json.gz), a recorded history (.json.gz), or the JSON of `planner run`. Logs may have any size.
+    Nothing in a pickle is executed. With `model`, `batch` and options of `planner.advise` the result also has
+    the smallest changes with which that job fits. Raises DataFileError for a file that cannot be read or has
+    another format, and the errors of `planner.advise`.
     """
     begin = time.perf_counter()
     name = str(file)
@@ -115,7 +115,7 @@ def _of_file(path: Path, on_progress: OnProgress) -> Diagnosis:
 
 
 def _of_packed_log(path: Path) -> Diagnosis | None:
-    """Return the diagnosis of a log in a gzip file, or None if the file holds JSON or is broken."""
+    """Return the diagnosis of a log in a gzip file. Returns None if the file holds JSON or is broken."""
     with suppress(OSError, EOFError, zlib.error), gzip.open(path) as packed:
         file = BufferedReader(cast("Any", packed))
         if file.peek(1)[:1] != b"{":
@@ -136,7 +136,7 @@ def _of_text(file: BufferedReader, name: str) -> Diagnosis:
 
 
 def _record_in(file: BufferedReader) -> dict[str, Any] | None:
-    """Return the record of `planner run` in a file, or None if the file has no record; rewind the file."""
+    """Return the record of `planner run` in a file, or None. The file is rewound."""
     is_large = os.fstat(file.fileno()).st_size > _LARGEST_RECORD_BYTES
     if is_large or not file.peek(64).lstrip(BOM_UTF8 + b" \t\r\n").startswith(b"{"):
         return None
@@ -161,7 +161,10 @@ def _of_log(file: BufferedReader, name: str) -> Diagnosis:
 
 
 def _lines(file: BufferedReader) -> Iterator[str]:
-    """Yield the lines of a log, decoded as UTF-16 if it begins with such a byte order mark, else as UTF-8."""
+    """Yield the lines of a log.
+
+    It is decoded as UTF-16 if it begins with such a byte order mark, else as UTF-8.
+    """
     encoding = "utf-16" if file.peek(2)[:2] in (BOM_UTF16_LE, BOM_UTF16_BE) else "utf-8-sig"
     text = TextIOWrapper(file, encoding, "replace", newline="\n")
     try:

@@ -37,7 +37,7 @@ class EstimateResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class StaticEstimateResult(Result):
-    """The memory of one batch size by a method other than the trace; `str` gives the text report."""
+    """The memory of one batch size by a method other than the trace. `str` gives the text report."""
 
     estimate: "StaticEstimate"
     import_seconds: float
@@ -112,10 +112,10 @@ def _estimate_without_trace(
 
 
 def options_of_method(method: Method, model: Model | None, options: Options) -> Options:
-    """Return the options for an estimation method other than the trace, with calibration turned off.
+    """Return the options for a method other than the trace.
 
-    A model of the user needs no target if the method takes no account of the loss. Raises UsageError for an
-    option that the method does not support.
+    Calibration is turned off. A model of the user needs no target if the method takes no account of the loss.
+    Raises UsageError for an option that the method does not support.
     """
     reject_unsupported_options(method, options)
     is_own = callable(model) or (isinstance(model, str) and split_model(model).source == "file")

@@ -66,9 +66,9 @@ class ExplainResult(Result):
         save_snapshot(self.trace, self.estimate.budget.likely_limits, Path(path))
 
     def save_page(self, path: Path | str, curve: BatchCurve | None = None) -> None:
-        """Write the explanation as an HTML page, which offers the batch sizes and GPUs of `curve` if given.
+        """Write the explanation as an HTML page.
 
-        Raises DataFileError.
+        The page offers the batch sizes and GPUs of `curve`. Raises DataFileError.
         """
         from planner.report import save_page, summary_of
 
@@ -166,7 +166,10 @@ def explain(
 
 
 def _explain_worst(request: Request, display_limits: DisplayLimits) -> VaryingExplainResult:
-    """Return the explanation of the sampled runs' batch that fails or, if no batch fails, allocates most."""
+    """Return the explanation of the worst batch of the sampled runs.
+
+    It is the batch that fails or, if none fails, the batch that allocates most.
+    """
     opened = perf_counter()
     programs = open_sized_programs(request)
     plan = estimate_varying(request.job, request.budget, programs, request.batch)
@@ -190,9 +193,10 @@ def _explain_worst(request: Request, display_limits: DisplayLimits) -> VaryingEx
 
 
 def _evaluate(request: Request) -> Trace | None:
-    """Return the trace of the batch in eval mode, or None if the job does not train or cannot be traced.
+    """Return the trace of the batch in eval mode.
 
-    None is also returned for a job of a trace file.
+    Returns None if the job does not train, or if the trace cannot be captured. None is also returned for a
+    job of a trace file.
     """
     if request.saved is not None or request.job.loop.mode is not Mode.TRAIN:
         return None

@@ -38,12 +38,12 @@ class MaxBatchResult(Result):
 
     @property
     def max_batch(self) -> int:
-        """Return the largest batch size that fits, with or without retries, or 0 if no batch fits."""
+        """Return the largest batch size that fits, even if with retries, or 0."""
         return self.plan.search.largest
 
     @property
     def comfortable_batch(self) -> int:
-        """Return the largest batch size that fits without releasing cached memory, or 0 if no batch does."""
+        """Return the largest batch size that fits without releasing cached memory, or 0."""
         return self.plan.search.comfortable
 
     def _report(self) -> Report:

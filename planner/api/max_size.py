@@ -37,7 +37,7 @@ class MaxSizeResult(Result):
 
     @property
     def comfortable_size(self) -> Size | None:
-        """Return the largest size that fits without releasing cached memory, or None if no size does."""
+        """Return the largest size that fits without releasing cached memory, or None."""
         return self.plan.comfortable
 
     @property

@@ -83,9 +83,10 @@ class ProcessResult(Result):
 
 
 def replay_process(source: Source = NOTEBOOK, **options: Unpack[ReplayOptions]) -> ProcessResult:
-    """Replay a process in the simulated allocator of a GPU, or with unlimited memory if no GPU is named.
+    """Replay a process in the simulated allocator of a GPU.
 
-    Raises the errors of `planner.errors`; running out of memory is a result, not an error.
+    Memory is unlimited if no GPU is named. Raises the errors of `planner.errors`; running out of memory is a
+    result, not an error.
     """
     budget = find_budget(cast(Options, {**options, "confidence": LIKELIEST}))
     file = _read(source, options)
@@ -188,7 +189,7 @@ class _Tracing:
         return tuple(sorted({op for trace in self._taken.values() for op in trace.unknown_ops}))
 
     def assumptions(self) -> Iterator[str]:
-        """Yield the assumptions of the traces as lines of text, or nothing if no job was traced."""
+        """Yield the assumptions of the traces as lines of text."""
         if not self._taken:
             return
         major, minor = self._device.capability

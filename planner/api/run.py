@@ -67,7 +67,7 @@ class CommandResult(Result):
 
     @property
     def comfortable_batch(self) -> int:
-        """Return the largest batch size that runs without retries of the allocator, or 0 if no batch does."""
+        """Return the largest batch size that runs without retries of the allocator, or 0."""
         return self.plan.search.comfortable
 
     def _report(self) -> Report:

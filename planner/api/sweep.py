@@ -61,10 +61,10 @@ def sweep(
     pool: Pool,
     on_progress: OnProgress,
 ) -> SweepResult:
-    """Compute the cells of a grid that the store lacks, and return the table of all cells.
+    """Compute the missing cells of a grid, and return the table of all cells.
 
-    Raises DataFileError if a result cannot be written; results written before are kept. `options` are options
-    of `planner.gpus` for all jobs.
+    A cell is missing if the store lacks it. Raises DataFileError if a result cannot be written; results
+    written before are kept. `options` are options of `planner.gpus` for all jobs.
     """
     start = perf_counter()
     tasks, failures = _tasks(grid, catalogue, options)
@@ -97,7 +97,7 @@ def sweep(
 
 
 def run_task(task: Task) -> TaskResult:
-    """Run a task in this process and return its figures, or the reason of its failure."""
+    """Run a task in this process and return its figures, or why it failed."""
     start = perf_counter()
     try:
         with _ONE_CAPTURE, redirect_stdout(sys.stderr):
@@ -125,7 +125,10 @@ def _keys(grid: Grid) -> Iterator[_Key]:
 def _tasks(
     grid: Grid, catalogue: Mapping[str, CatalogueEntry], options: Mapping[str, Any]
 ) -> tuple[dict[_Key, Task], dict[_Key, str]]:
-    """Return the tasks of valid jobs and the error messages of invalid jobs, by model and recipe name."""
+    """Return the tasks of valid jobs, and the errors of invalid jobs.
+
+    The keys are the names of model and recipe.
+    """
     tasks: dict[_Key, Task] = {}
     failures: dict[_Key, str] = {}
     for model, recipe in product(grid.models, grid.recipes):

@@ -46,7 +46,7 @@ def watch(folder: str | PathLike[str] = ".", *, record: bool = False) -> Iterato
 
 @contextmanager
 def _recording() -> Iterator[None]:
-    """Record allocations in the context; do nothing without a GPU, or if torch already records them."""
+    """Record allocations inside the context. Nothing is done without a GPU, or if torch already records."""
     torch: Any = importlib.import_module("torch")
     if not torch.cuda.is_available():
         yield
@@ -69,9 +69,10 @@ def _cuda() -> Any:
 
 
 def _diagnose_error(error: Exception) -> Diagnosis | None:
-    """Return the diagnosis of an error's message and traceback, or None if no GPU was out of memory.
+    """Return the diagnosis of an exception, or None if no GPU ran out of memory.
 
-    An OutOfMemoryError without a message of PyTorch's allocator has the cause UNKNOWN.
+    Its message and traceback are read. An OutOfMemoryError without a message of PyTorch's allocator has the
+    cause UNKNOWN.
     """
     if _cuda() is None or not isinstance(error, RuntimeError):
         return None

@@ -14,7 +14,7 @@ _CONTAINERS = (tuple, list, dict)
 
 
 def leaves_of(*values: Any) -> list[Any]:
-    """Return the leaves of nested tuples, lists and dictionaries in order; None counts as a leaf."""
+    """Return the leaves of nested tuples, lists and dictionaries, in order. None counts as a leaf."""
     found: list[Any] = []
     _collect(values, found)
     return found

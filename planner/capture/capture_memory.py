@@ -11,7 +11,7 @@ from planner.program import GrowthSource, Trace
 
 @dataclass(slots=True)
 class CaptureMemory:
-    """Tensor values read in earlier captures of a job, and the source lines where the job's memory grows."""
+    """What captures of one job share: tensor values, and the source lines of growth."""
 
     first_read: DataDependentError | None = None  # None if shapes alone are enough
     logs: ReadLogs = field(default_factory=ReadLogs)

@@ -25,13 +25,16 @@ _MOST_NAMES = 4  # most names that a note lists
 
 @dataclass(slots=True)
 class CompiledCalls:
-    """Names of the compiled functions and modules that were called, in the order of their first calls."""
+    """Names of the compiled functions and modules that were called, by first call."""
 
     by_dynamo: dict[str, None] = field(default_factory=dict)
     by_torchscript: dict[str, None] = field(default_factory=dict)
 
     def notes(self) -> tuple[str, ...]:
-        """Return a note for each compiler (dynamo, TorchScript) whose code the trace runs as eager code."""
+        """Return a note for each compiler whose code runs as eager code.
+
+        The compilers are dynamo and TorchScript.
+        """
         notes = []
         if self.by_dynamo:
             notes.append(
@@ -51,9 +54,9 @@ class CompiledCalls:
 
 @contextmanager
 def watch_compiled(calls: CompiledCalls) -> Iterator[None]:
-    """Run compiled code as eager code inside the context, and add the names of called functions to `calls`.
+    """Run compiled code as eager code inside the context.
 
-    A compiler would trace the recorder as well.
+    The names of called functions are added to `calls`. A compiler would trace the recorder as well.
     """
     with ExitStack() as stack:
         _watch_torchscript(calls, stack)

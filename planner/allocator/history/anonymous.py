@@ -15,7 +15,7 @@ _UNKNOWN = "unknown"
 
 
 def anonymous_history(history: History, gpu: str | None, torch: str | None) -> History:
-    """Return a copy of a history without marks, folders of sites, and allocator options that are unknown.
+    """Return a copy of a history without folders, marks and unknown allocator options.
 
     `gpu` and `torch` are the GPU and the version of torch, which a snapshot does not name. If `gpu` is None,
     the GPU is "unknown". If `torch` is None, the version is inferred from the order in which equal free
@@ -37,7 +37,7 @@ def _file(place: str) -> str:
 
 
 def _known_options(text: str) -> str:
-    """Return the text of the allocator's options, or "" if it cannot be parsed."""
+    """Return the text of the allocator's options, or "" if the text cannot be parsed."""
     try:
         parse_alloc_conf(text)
     except UsageError:

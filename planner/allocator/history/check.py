@@ -1,4 +1,4 @@
-"""Replay a recorded history through the simulator, and compare the simulator with the record at each event.
+"""Replay a recorded history through the simulator, and compare the two at each event.
 
 The simulator gets the recorded requests. The simulator's changes of segments and the address of each block
 must equal the recorded changes and addresses, byte for byte. The addresses that CUDA returned and the
@@ -32,7 +32,7 @@ _SIGNS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unm
 
 
 class HistoryCheck(Struct, frozen=True):
-    """The result of a replay: the first difference from the record, and counts of the events before it."""
+    """The result of a replay: the first difference from the record, and counts of earlier events."""
 
     difference: str | None  # the first difference, in words; None if all events are equal
     allocations: int  # number of allocations at equal addresses
@@ -54,7 +54,7 @@ class _DiffersError(Exception):
 
 @dataclass(slots=True)
 class _Cuda:
-    """A stand-in for CUDA that answers from the segment events recorded for the request being served."""
+    """A stand-in for CUDA that answers requests from the recorded segment events."""
 
     made: list[SegmentEvent]  # the simulator's segment events for this request
     recorded: list[SegmentEvent] = field(default_factory=list)
@@ -83,9 +83,10 @@ class _Cuda:
         raise self._unasked(size_bytes)
 
     def refuses(self, size_bytes: int) -> bool:
-        """Return whether CUDA refused the request in the record, so that torch released memory or failed.
+        """Return whether CUDA refused the next recorded request.
 
-        Raises _DiffersError if the record has no request to CUDA at this point.
+        After a refusal, torch released memory or failed. Raises _DiffersError if the record has no request to
+        CUDA at this point.
         """
         place = len(self.made)
         following = self.recorded[place] if place < len(self.recorded) else None
@@ -102,7 +103,7 @@ class _Cuda:
 
 
 def check_history(history: History) -> HistoryCheck:
-    """Replay a history through the simulator and return the first difference and the counts before it.
+    """Replay a history through the simulator, and return the first difference.
 
     The simulator has the recorded memory limit. CUDA's refusals are taken from the record too, since contexts
     and other processes take an unknown part of the GPU's memory. Raises UsageError for allocator options that
@@ -158,7 +159,10 @@ class _Check:
         )
 
     def _serve(self, segments: list[SegmentEvent], event: HistoryEvent) -> None:
-        """Replay one request, after the `empty_cache` before it if there was one; compare segment events."""
+        """Replay one request and compare the segment events.
+
+        A call of `empty_cache` before the request is replayed first.
+        """
         emptied = self._emptied_first(segments, event)
         if emptied:
             self._cuda.serve(segments[:emptied], event, self._allocator.reserved_bytes)
@@ -176,7 +180,7 @@ class _Check:
         self._refused += self._cuda.refused
 
     def _emptied_first(self, segments: list[SegmentEvent], event: HistoryEvent) -> int:
-        """Return the number of segment events before this request that a call of `empty_cache` caused."""
+        """Return the number of segment events that `empty_cache` caused before the request."""
         released = next((at for at, one in enumerate(segments) if one.action in _GRANTS), len(segments))
         if not released or event.action == "oom":
             return 0
@@ -208,10 +212,11 @@ _END = HistoryEvent("end", 0, 0)
 def _requests(
     events: tuple[HistoryEvent, ...],
 ) -> Iterator[tuple[int, list[SegmentEvent], HistoryEvent]]:
-    """Yield the index of each request, the segment events recorded while torch served it, and the request.
+    """Yield the index of each request, its segment events, and the request.
 
-    Requests are allocations, completed frees and out-of-memory errors. An `end` event follows if segment
-    events come after the last request.
+    Segment events of a request were recorded while torch served the request. Requests are allocations,
+    completed frees and out-of-memory errors. An `end` event follows if segment events come after the last
+    request.
     """
     segments: list[SegmentEvent] = []
     for index, event in enumerate(events):
@@ -253,11 +258,11 @@ def _follow(allocator: CachingAllocator, blocks: dict[int, Block], event: Histor
 
 
 def _total_of_ranges(history: History) -> int | None:
-    """Derive the GPU's memory size from the least distance of expandable segments, or None if it is unknown.
+    """Derive the GPU's memory size from the addresses of expandable segments.
 
-    It is unknown with fewer than two segments. torch reserves 9/8 of the GPU's memory size for each
-    expandable segment. The pages of a segment are mapped starting at its beginning, so pages mapped without a
-    hole are one segment.
+    The size follows from the least distance of two segments. It is unknown with fewer than two segments.
+    torch reserves 9/8 of the GPU's memory size for each expandable segment. The pages of a segment are mapped
+    starting at its beginning, so pages mapped without a hole are one segment.
     """
     starts = _range_starts(history.start, history.events)
     nearest_bytes = min((upper - lower for lower, upper in pairwise(starts)), default=0)
@@ -266,7 +271,10 @@ def _total_of_ranges(history: History) -> int | None:
 
 
 def _range_starts(start: Iterable[SegmentState], events: Iterable[HistoryEvent]) -> list[int]:
-    """Return the ascending start addresses of recorded expandable segments, or [] if no page is mapped."""
+    """Return the start addresses of recorded expandable segments, in ascending order.
+
+    The list is empty if no event maps a page.
+    """
     spans: list[tuple[int, int]] = []
     of_pools: dict[tuple[int, str], tuple[int, int]] = {}
     for state in start:

@@ -78,7 +78,10 @@ class OpTotal(Struct, frozen=True):
 
 
 class SidePeak(Struct, frozen=True):
-    """The peaks of the trace or the recording, and its unmatched blocks' bytes at the allocated peak."""
+    """The peaks of the trace or of the recording.
+
+    `alone_bytes` is the size of the side's unmatched blocks at the allocated peak.
+    """
 
     allocated_bytes: int
     reserved_bytes: int
@@ -145,7 +148,10 @@ def compare_with_recording(trace: Trace, recording: Recording) -> Difference:
 
 
 def _peak(side: Trace | Recording, config: AllocatorConfig) -> tuple[Replay, int]:
-    """Replay a trace or recording without limits; return the replay and the peak allocation's index."""
+    """Replay a trace or recording without limits.
+
+    Returns the replay, and the number of allocations before the peak's allocation.
+    """
     limits = MemoryLimits(config=replace(config, per_process_memory_fraction=1.0))
     run = replay_trace(Trace(side.events, side.sites, batch=1), limits)
     return run, sum(isinstance(event, Alloc) for event in side.events[: run.peak_event])
@@ -157,10 +163,10 @@ def _peak(side: Trace | Recording, config: AllocatorConfig) -> tuple[Replay, int
 def _prefer_equal_lifetimes(
     traced: Sequence[Allocation], recorded: Sequence[Allocation], pairs: Sequence[Pair]
 ) -> list[Pair]:
-    """Replace a paired block by its neighbour if only the neighbour's lifetime equals the partner's lifetime.
+    """Move pairs to neighbouring blocks whose lifetime equals the partner's lifetime.
 
-    The neighbour is unmatched and of equal size. A kernel's workspace may be as large as its result; the two
-    are freed at different times.
+    A pair stays if the lifetimes of its own blocks are equal. The neighbour is unmatched and of equal size. A
+    kernel's workspace may be as large as its result; the two are freed at different times.
     """
     pairs = list(pairs)
     for side, row in enumerate((traced, recorded)):
@@ -213,7 +219,10 @@ def _name_recorded(
     pairs: Sequence[Pair],
     cuts: Sequence[Pair],
 ) -> Iterator[Allocation]:
-    """Yield recorded allocations with step, phase and site of the matched or nearest traced allocation."""
+    """Yield the recorded allocations with steps, phases and sites taken from traced allocations.
+
+    The traced allocation is the matched allocation, or the nearest if none is matched.
+    """
     partner = {other: one for one, other in pairs}
     ends = {recorded[other].freed for other in partner}
     for (t0, r0), (_, r1) in pairwise(cuts):
@@ -238,7 +247,10 @@ def _name_recorded(
 
 
 def _next_partners(partner: dict[int, int], start: int, end: int) -> list[int | None]:
-    """Return, for each recorded index, the partner of the next matched index, or None if none follows."""
+    """Return the partner of the next matched allocation after each recorded allocation.
+
+    The partner is None if no matched allocation follows before `end`.
+    """
     partners: list[int | None] = []
     following: int | None = None
     for index in range(end - 1, start - 1, -1):
@@ -254,7 +266,10 @@ def _extras(
     cuts: Sequence[Pair],
     peaks: tuple[int, int],
 ) -> Iterator[UnmatchedBlock]:
-    """Yield the unmatched blocks in order; between two pairs, recorded blocks come before traced blocks."""
+    """Yield the unmatched blocks of both sides in order.
+
+    Between two pairs, recorded blocks come before traced blocks.
+    """
     lifetimes = common_lifetimes(recorded, {other for _, other in pairs})
     before, matched = (0, 0), 0
     # A cut comes before the pair that begins there, so that its phase's extras stay in that phase.
@@ -283,7 +298,10 @@ def _is_traced(extra: UnmatchedBlock) -> bool:
 def _op_totals(
     traced: Sequence[Allocation], pairs: Sequence[Pair], extras: Sequence[UnmatchedBlock]
 ) -> tuple[OpTotal, ...]:
-    """Return the totals of each operator, in descending order of the bytes of its unmatched blocks."""
+    """Return the totals of each operator, sorted by the bytes of unmatched blocks.
+
+    The most bytes come first.
+    """
     totals: dict[str, list[int]] = {}
 
     def add(op: str, place: int, size_bytes: int) -> None:

@@ -1,8 +1,9 @@
-"""Compute the longest common subsequence of two sequences of tens of thousands of numbers exactly.
+"""Compute the longest common subsequence of two long sequences of numbers exactly.
 
-The algorithm is bit-parallel: one row of the table of lengths is one large integer, whose bit j is 0 if the
-length grows at column j (Crochemore, Iliopoulos, Pinzon and Reid 2001; Hyyrö 2004). If the table would take
-too much memory, the problem is halved first (Hirschberg 1975).
+The sequences may have tens of thousands of numbers. The algorithm is bit-parallel: one row of the table of
+lengths is one large integer, whose bit j is 0 if the length grows at column j (Crochemore, Iliopoulos, Pinzon
+and Reid 2001; Hyyrö 2004). If the table would take too much memory, the problem is halved first (Hirschberg
+1975).
 """
 
 from collections import deque
@@ -17,10 +18,10 @@ Pair = tuple[int, int]
 def align_rows(
     first: Sequence[int], second: Sequence[int], most_table_bits: int = MOST_TABLE_BITS
 ) -> list[Pair]:
-    """Return the longest list of index pairs of equal numbers in which both indices are ascending.
+    """Return the longest common subsequence of two sequences as pairs of indices.
 
-    Among several longest lists the choice is arbitrary but deterministic. `most_table_bits` bounds the
-    memory of the table.
+    Both indices ascend from pair to pair. Among several longest lists the choice is arbitrary but
+    deterministic. `most_table_bits` bounds the memory of the table.
     """
     start, end = 0, 0
     shorter = min(len(first), len(second))
@@ -45,7 +46,10 @@ def _align(first: Sequence[int], second: Sequence[int], most_table_bits: int) ->
 
 
 def _rows(first: Sequence[int], second: Sequence[int]) -> Iterator[int]:
-    """Yield the rows of the table: bit j of row i is for `first[j]` and the first i numbers of `second`."""
+    """Yield the rows of the table as integers of bits.
+
+    Bit j of row i is for `first[j]` and the first i numbers of `second`.
+    """
     places: dict[int, int] = {}
     for column, number in enumerate(first):
         places[number] = places.get(number, 0) | 1 << column
@@ -83,7 +87,7 @@ def _align_halves(first: Sequence[int], second: Sequence[int], most_table_bits: 
 
 
 def _lengths(first: Sequence[int], second: Sequence[int]) -> list[int]:
-    """Return the length of the longest common subsequence of `second` and each prefix of `first`.
+    """Return the lengths of the longest common subsequences of `second` and each prefix of `first`.
 
     The first length is for the empty prefix.
     """

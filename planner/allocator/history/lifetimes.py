@@ -1,6 +1,7 @@
-"""Convert traces and recorded histories to sequences of allocations, which can be aligned.
+"""Convert traces and recorded histories to sequences of allocations.
 
-An alignment needs only each allocation's size and the number of allocations before it is freed.
+Such sequences can be aligned. An alignment needs only each allocation's size and the number of allocations
+before it is freed.
 """
 
 from collections import deque
@@ -20,7 +21,7 @@ _CHANGES = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_u
 
 
 class Recording(Struct, frozen=True):
-    """A recorded allocator history, converted to the events of a trace for a comparison."""
+    """A recorded allocator history, converted to the events of a trace."""
 
     about: str  # the GPU, the version of torch, and the source of the record
     config: AllocatorConfig
@@ -32,13 +33,13 @@ class Recording(Struct, frozen=True):
 
     @property
     def steps(self) -> int | None:
-        """Return the highest recorded step, at least 1, or None if no phases are recorded."""
+        """Return the highest recorded step, or None if no phases are recorded. The step is at least 1."""
         steps = [event.step for event in self.events if isinstance(event, PhaseStart)]
         return max(1, *steps) if steps else None
 
 
 class Allocation(Struct, frozen=True):
-    """An allocation of a trace or a recording; recorded allocations get the sites of traced allocations."""
+    """An allocation of a trace or a recording. A recorded allocation gets the site of a traced allocation."""
 
     requested_bytes: int
     size_bytes: int  # rounded
@@ -79,7 +80,10 @@ def _peak_reserved(history: History) -> int | None:
 
 
 def _peak_allocated(events: Iterable[HistoryEvent], held: Mapping[int, int], config: AllocatorConfig) -> int:
-    """Return the most bytes in use at once; blocks in use before the first event are `held` (by address)."""
+    """Return the most bytes in use at once.
+
+    `held` has the bytes of the blocks in use before the first event, by address.
+    """
     used = dict(held)
     level_bytes = peak_bytes = sum(used.values())
     for event in events:
@@ -112,7 +116,7 @@ def _notes(has_allocations: bool, strangers: int, has_marks: bool, held: Mapping
 def interleave(
     events: Iterable[HistoryEvent], notes: Iterable[tuple[int, T]], counted: Collection[str]
 ) -> Iterator[HistoryEvent | T]:
-    """Yield the events with notes inserted, each note at its position among the events.
+    """Yield the events with notes inserted at their positions.
 
     The position of a note is the number of events before it whose action is in `counted`. Notes whose
     position is after the last event are left out.
@@ -130,11 +134,11 @@ def interleave(
 
 
 def to_events(recorded: Iterable[HistoryEvent | PhaseStart]) -> Iterator[Event]:
-    """Convert recorded events to events of a trace, with blocks numbered in order of allocation.
+    """Convert recorded events to events of a trace.
 
-    Requests of zero bytes, and frees of blocks whose allocation is not recorded, are left out. Blocks that
-    are freed consecutively are sorted by number: their order, which does not affect the allocator, may be
-    arbitrary, as when autocast's cache is emptied by address.
+    Blocks are numbered in order of allocation. Requests of zero bytes, and frees of blocks whose allocation
+    is not recorded, are left out. Blocks that are freed consecutively are sorted by number: their order,
+    which does not affect the allocator, may be arbitrary, as when autocast's cache is emptied by address.
     """
     live: dict[int, int] = {}
     freed: list[int] = []
@@ -155,7 +159,10 @@ def to_events(recorded: Iterable[HistoryEvent | PhaseStart]) -> Iterator[Event]:
 
 
 def lifetimes(events: Iterable[Event]) -> dict[int, int]:
-    """Return, by number of each freed block, the number of allocations before the block is freed."""
+    """Return the number of allocations before each block is freed, by block number.
+
+    Blocks that are never freed are left out.
+    """
     counts: dict[int, int] = {}
     count = 0
     for event in events:
@@ -168,7 +175,10 @@ def lifetimes(events: Iterable[Event]) -> dict[int, int]:
 def allocations_of(
     events: Sequence[Event], sites: Sequence[Site], config: AllocatorConfig
 ) -> list[Allocation]:
-    """Convert the `Alloc` events to `Allocation`s, with sizes rounded by an allocator configuration."""
+    """Return the `Allocation` of each `Alloc` event, with its size rounded.
+
+    The rounding is that of the allocator configuration.
+    """
     ends = lifetimes(events)
     allocations = []
     mark = PhaseStart(0, Phase.SETUP)
@@ -184,10 +194,11 @@ def allocations_of(
 
 
 def common_phase_starts(traced: Iterable[Event], recorded: Iterable[Event], ends: Pair) -> list[Pair]:
-    """Return the allocation counts of both sides at the start of each phase that both have, in order.
+    """Return the allocation counts of both sides at the starts of common phases.
 
-    The list begins with (0, 0) and ends with `ends`. A phase that begins several times in a step, as with
-    gradient accumulation, is identified by its turn.
+    A count is the number of allocations before the phase, and the phases are in order. The list begins with
+    (0, 0) and ends with `ends`. A phase that begins several times in a step, as with gradient accumulation,
+    is identified by its turn.
     """
     places = _phase_starts(recorded)
     cuts: list[Pair] = [(0, 0)]
@@ -199,7 +210,7 @@ def common_phase_starts(traced: Iterable[Event], recorded: Iterable[Event], ends
 
 
 def _phase_starts(events: Iterable[Event]) -> dict[tuple[int, Phase, int], int]:
-    """Return the number of allocations before each phase, keyed by step, phase and turn."""
+    """Return the number of allocations before each phase starts. The keys are step, phase and turn."""
     starts: dict[tuple[int, Phase, int], int] = {}
     turns: dict[PhaseStart, int] = {}
     count = 0
@@ -212,6 +223,9 @@ def _phase_starts(events: Iterable[Event]) -> dict[tuple[int, Phase, int], int]:
 
 
 def common_lifetimes(allocations: Sequence[Allocation], matched: Collection[int]) -> list[int]:
-    """Return, for each allocation, the number of matched allocations made before it is freed."""
+    """Return the number of matched allocations before each allocation is freed.
+
+    For an allocation that is never freed, all matched allocations count.
+    """
     before = list(accumulate((index in matched for index in range(len(allocations))), initial=0))
     return [before[-1 if one.freed is None else one.freed] for one in allocations]

@@ -70,7 +70,7 @@ class _Trace(msgspec.Struct):
 
 
 class _Change(msgspec.Struct):
-    """An allocation, a free (a negative size) or a refused request in a trace."""
+    """A memory change in a trace: an allocation, a free or a refused request. A free has a negative size."""
 
     size_bytes: int = field(name="Bytes")
     address: int = field(default=0, name="Addr")
@@ -83,7 +83,10 @@ class _Change(msgspec.Struct):
 
 
 def is_profiler_trace(beginning: bytes) -> bool:
-    """Return whether a file that begins with these bytes, compressed or not, is a trace of torch.profiler."""
+    """Return whether a file is a trace of torch.profiler, judged by its first bytes.
+
+    The file may be compressed.
+    """
     if beginning.startswith(_GZIP):
         try:
             beginning = zlib.decompressobj(_GZIP_WINDOW).decompress(beginning, 4096)
@@ -93,9 +96,10 @@ def is_profiler_trace(beginning: bytes) -> bool:
 
 
 def load_profiler_trace(path: Path) -> History:
-    """Read the history of the GPU on which a request failed, or else of the GPU with the highest peak.
+    """Read the history of one GPU from a trace.
 
-    Raises DataFileError for a file that cannot be read, and for a trace without memory of a GPU.
+    A GPU on which a request failed is preferred, then the GPU with the highest peak. Raises DataFileError for
+    a file that cannot be read, and for a trace without memory of a GPU.
     """
     try:
         content = read_bytes(path, LARGEST_TRACE_BYTES)
@@ -124,7 +128,7 @@ def _by_failure_and_peak(item: tuple[int, list[_Change]]) -> tuple[bool, int]:
 
 
 def _changes(events: Sequence[_Event]) -> dict[int, list[_Change]]:
-    """Return the memory changes by GPU index, with sites and in order of time."""
+    """Return the memory changes of each GPU in order of time, with their sites."""
     spans: dict[int | str, list[_Event]] = defaultdict(list)
     moments: dict[int | str, list[tuple[float, _Change]]] = defaultdict(list)
     for event in events:
@@ -149,7 +153,10 @@ def _time(moment: tuple[float, _Change]) -> float:
 
 
 def _find_sites(moments: Iterable[tuple[float, _Change]], spans: list[_Event]) -> None:
-    """Set the site and category of each memory change of a thread, from the thread's spans around it."""
+    """Set the sites and categories of one thread's memory changes.
+
+    They come from the thread's spans around each change.
+    """
     spans.sort(key=lambda span: (span.ts, -span.dur))
     sites: dict[Origin, Origin] = {}
     around: list[_Event] = []
@@ -168,9 +175,10 @@ def _open(spans: Iterable[_Event], moment: float) -> Iterator[_Event]:
 
 
 def _site(around: Sequence[_Event]) -> Site:
-    """Return a site with the outermost operator and the innermost function of the user.
+    """Return the site of a memory change from the spans around it.
 
-    Without such a function, the outermost annotation that does not mark a step of the profiler is taken.
+    The site has the outermost operator and the innermost function of the user. Without such a function, the
+    outermost annotation that does not mark a step of the profiler is taken.
     """
     operator = next((span.name for span in around if span.cat.lower() in _OPERATORS), "")
     operator = operator.removeprefix(_BACKWARD)
@@ -184,7 +192,7 @@ def _site(around: Sequence[_Event]) -> Site:
 
 
 def _category(around: Sequence[_Event]) -> Category | None:
-    """Return the category that the innermost span with a rule gives, or None if no span has a rule."""
+    """Return the category of the innermost span with a rule, or None. A rule may give None, too."""
     for span in reversed(around):
         if span.name.startswith(_BACKWARD):
             return Category.GRADIENT
@@ -202,7 +210,7 @@ def _category(around: Sequence[_Event]) -> Category | None:
 
 @lru_cache(maxsize=2**14)  # the same functions are around thousands of blocks
 def _function(span: str) -> _Function | None:
-    """Return the Python function that the name of a span describes, or None if it describes no function."""
+    """Return the Python function that a span's name describes, or None."""
     found = _FUNCTION.fullmatch(span)
     if found is None:
         return None
@@ -234,10 +242,11 @@ def _history(gpu: str, total_bytes: int | None, changes: Sequence[_Change]) -> H
 
 
 def _start(changes: Sequence[_Change]) -> tuple[dict[int, int], tuple[SegmentState, ...]]:
-    """Return made-up addresses of the blocks older than the trace, by recorded address, and their segment.
+    """Return the segment of the blocks that are older than the trace.
 
-    The segment is in a tuple, which is empty if no memory was reserved. Memory in use that is not freed in
-    the trace is one block, and free reserved memory is another block.
+    The addresses of the blocks are made up, and returned first, by recorded address. The segment is in a
+    tuple, which is empty if no memory was reserved. Memory in use that is not freed in the trace is one
+    block, and free reserved memory is another block.
     """
     born: set[int] = set()
     old: dict[int, int] = {}

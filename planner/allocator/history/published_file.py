@@ -1,10 +1,10 @@
-"""Read and write published histories, which have no names of people, paths or hosts but describe their job.
+"""Read and write published histories.
 
-The file is compressed JSON. `events` has columns: `actions`, with one letter per event as in `file`;
-`addresses`; `sizes`; `streams`, empty if there is only the default stream; `sites`, indices into the list of
-the same name, whose entries begin with FILE:LINE and function. `segments_at_start` lists address, bytes,
-stream, pool and [offset, bytes, "used" or "free"] blocks. Other fields name the source of the record and
-describe its job.
+Such histories describe their job, and have no names of people, paths or hosts. The file is compressed JSON.
+`events` has columns: `actions`, with one letter per event as in `file`; `addresses`; `sizes`; `streams`,
+empty if there is only the default stream; `sites`, indices into the list of the same name, whose entries
+begin with FILE:LINE and function. `segments_at_start` lists address, bytes, stream, pool and [offset, bytes,
+"used" or "free"] blocks. Other fields name the source of the record and describe its job.
 """
 
 import zlib
@@ -84,7 +84,10 @@ def load_published(path: Path) -> PublishedHistory:
 
 
 def load_any_history(path: Path) -> History:
-    """Read a history from a file of `save_history` or `save_published`. Raises DataFileError."""
+    """Read a history from a file of either format. Raises DataFileError.
+
+    The formats are those of `save_history` and `save_published`.
+    """
     try:
         is_ours = msgspec.json.decode(read_packed(path, LARGEST_FILE_BYTES), type=_Kind).format is not None
     except (OSError, ValueError, RecursionError, zlib.error):
@@ -123,7 +126,11 @@ def save_published(published: PublishedHistory, path: Path) -> None:
 
 
 def beginning_of(history: History) -> str:
-    """Return the point of its process at which a history begins: "first tensor", "empty cache", "midway"."""
+    """Return the word for how a process had used memory before its history.
+
+    It is "first tensor" if the history starts without memory, "empty cache" if each segment has a block in
+    use, and "midway" otherwise.
+    """
     if not history.start:
         return "first tensor"
     has_cached_segment = any(not any(block.in_use for block in state.blocks) for state in history.start)

@@ -36,9 +36,9 @@ _base: Any = pickle  # its unpickler in Python has `stack`, `memo` and `dispatch
 
 
 class EventRows:
-    """The count of a device's events, the last `MOST_EVENTS` events as rows, and the index of each site.
+    """The last `MOST_EVENTS` events of a device as rows, with the count of all events.
 
-    The streams of rows are handles, not numbers.
+    `sites` maps each site to its index. The streams of rows are handles, not numbers.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class EventRows:
 
 
 class SnapshotList(list[Any]):
-    """A list in a snapshot, whose events are kept in `rows`, and whose other items are in the list itself."""
+    """A list in a snapshot, without its events. The events are kept in `rows`."""
 
     __slots__ = ("next_place", "objects_before", "rows")
 
@@ -60,17 +60,19 @@ class SnapshotList(list[Any]):
 
 
 def load_stream(file: BufferedReader) -> object:
-    """Load a pickle, with each list of frames as a `Stack` and every other list as a `SnapshotList`.
+    """Load a snapshot's pickle and return its object.
 
-    Raises ValueError and the errors of `pickle` for content that no snapshot has.
+    A list of frames is loaded as a `Stack`, and every other list as a `SnapshotList`. Raises ValueError and
+    the errors of `pickle` for content that no snapshot has.
     """
     return _StreamUnpickler(file).load()
 
 
 class _Memo(dict[int, Any]):
-    """The objects to which later parts of a pickle may refer, by number; dropped objects read as `NO_STACK`.
+    """The memo of the unpickler, without objects that were dropped.
 
-    Torch records some frees with the stack of the allocation, which may be millions of events before.
+    A dropped object is read as `NO_STACK`. Torch records some frees with the stack of the allocation, which
+    may be millions of events before.
     """
 
     def __init__(self) -> None:
@@ -90,9 +92,10 @@ class _Memo(dict[int, Any]):
         return NO_STACK
 
     def pass_events(self, place: int) -> None:
-        """Queue the memo entries of events, starting at `place`, and drop the oldest beyond `_MOST_PARTS`.
+        """Queue the memo entries of events, and drop the oldest entries.
 
-        Texts and frames stay, since many events share them.
+        The events start at `place`. At most `_MOST_PARTS` entries remain queued. Texts and frames stay, since
+        many events share them.
         """
         values = ((one, self.get(one)) for one in range(place, self.count))
         self._parts.extend(one for one, value in values if not (type(value) is str or _is_frame(value)))
@@ -101,10 +104,11 @@ class _Memo(dict[int, Any]):
 
 
 class _StreamUnpickler(_base._Unpickler):  # type: ignore[misc]
-    """An unpickler that loads containers, numbers and texts, refuses objects, and reduces events to rows.
+    """An unpickler that loads only containers, numbers and texts.
 
-    It derives from the unpickler in Python; the C version allocates memory for any memo index. Keys must be
-    texts or numbers, since hashing tuples nested in doubled tuples never ends.
+    It refuses objects, and reduces events to rows. It derives from the unpickler in Python; the C version
+    allocates memory for any memo index. Keys must be texts or numbers, since hashing tuples nested in doubled
+    tuples never ends.
     """
 
     stack: list[Any]
@@ -154,7 +158,10 @@ class _StreamUnpickler(_base._Unpickler):  # type: ignore[misc]
         self.read(8)  # the frame's length, which is a hint
 
     def load_mark(self) -> None:
-        """Begin a list, a mapping or a tuple; if the frames of a stack follow, read all of them at once."""
+        """Begin a list, a mapping or a tuple.
+
+        If the frames of a stack follow, all of them are read at once.
+        """
         is_in_list = bool(self.stack) and type(self.stack[-1]) is SnapshotList and not self.stack[-1]
         references = _REFERENCES.match(self._file.peek()) if is_in_list else None
         if references is None:
@@ -239,7 +246,10 @@ class _StreamUnpickler(_base._Unpickler):  # type: ignore[misc]
     # ---- helpers of the opcodes
 
     def _extend(self, items: list[Any]) -> None:
-        """Extend the topmost list: frames turn the list into a `Stack`, and events are added to its rows."""
+        """Add items to the list on top of the unpickler's stack.
+
+        Frames turn the list into a `Stack`, and events are added to its rows.
+        """
         target = self.stack[-1]
         if type(target) is Stack:  # more frames of the same stack
             if target is not NO_STACK and all(map(_is_frame, items)):
@@ -313,7 +323,10 @@ def _row(event: dict[str, Any], sites: dict[Origin, int]) -> HistoryEvent:
 
 
 def count_of(entry: dict[str, Any], key: str) -> int:
-    """Return a size, address or stream of an event or a segment, or 0 if it is missing. Raises ValueError."""
+    """Return a size, address or stream from an entry, or 0 if it is missing.
+
+    The entry is an event or a segment. Raises ValueError for other values.
+    """
     value = entry.get(key, 0)  # an `oom` of older versions of torch has no free memory
     if type(value) is not int or not 0 <= value < 2**64:
         raise ValueError(f"device_traces: {key} is {shown(value)}, which is no size, address or stream")

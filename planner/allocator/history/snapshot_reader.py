@@ -1,4 +1,7 @@
-"""Read the pickle of `torch.cuda.memory._snapshot()` as histories, without executing anything in the file."""
+"""Read histories from the pickle of `torch.cuda.memory._snapshot()`.
+
+Nothing in the file is executed.
+"""
 
 import pickle
 import struct
@@ -23,7 +26,7 @@ _CONF_KEYS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def load_snapshot(path: Path) -> History:
-    """Read from a snapshot the history of the device with the most events. Raises DataFileError."""
+    """Read the history of the device with the most events. Raises DataFileError."""
     histories = with_events(load_snapshots(path), path)
     longest = max(histories, key=lambda history: len(history.events))
     others = len(histories) - 1
@@ -113,7 +116,10 @@ def _history(snapshot: dict[str, Any], device: int) -> History:
 
 
 def _segments(snapshot: dict[str, Any], device: int) -> list[dict[str, Any]] | None:
-    """Return a device's segments outside of CUDA graphs, or None if the snapshot has no list of segments."""
+    """Return a device's segments, or None if the snapshot has no list of segments.
+
+    Segments of CUDA graphs are left out.
+    """
     segments = snapshot.get("segments")
     if not isinstance(segments, list) or not all(isinstance(one, dict) for one in segments):
         return None
@@ -122,7 +128,10 @@ def _segments(snapshot: dict[str, Any], device: int) -> list[dict[str, Any]] | N
 
 
 def _stream_numbers(events: Iterable[HistoryEvent], segments: Iterable[dict[str, Any]]) -> dict[object, int]:
-    """Number the streams, by handle, in the order in which torch releases them; 0 is the default stream."""
+    """Return the number of each stream, by the stream's handle.
+
+    The numbers are in the order in which torch releases streams. The default stream has number 0.
+    """
     handles = {0, *(event.stream for event in events), *(count_of(one, "stream") for one in segments)}
     return {handle: number for number, handle in enumerate(sorted(handles))}
 
@@ -142,7 +151,7 @@ def _state(segment: dict[str, Any], streams: dict[object, int]) -> SegmentState:
 
 
 def _config(conf: str) -> AllocatorConfig:
-    """Parse the allocator options, or return the defaults if the options are not simulated."""
+    """Parse the allocator options, or return the defaults if the options cannot be simulated."""
     try:
         return parse_alloc_conf(conf)
     except UsageError:
@@ -150,7 +159,10 @@ def _config(conf: str) -> AllocatorConfig:
 
 
 def _conf(snapshot: dict[str, Any]) -> str:
-    """Return the text of the allocator's options, stored under one of two names, or "" if not stored."""
+    """Return the text of the allocator's options, or "" if it is not stored.
+
+    It may be stored under one of two names.
+    """
     settings = snapshot.get("allocator_settings", {})
     texts = [settings.get(key) for key in _CONF_KEYS] if isinstance(settings, dict) else []
     return next((text for text in texts if isinstance(text, str) and text), "")

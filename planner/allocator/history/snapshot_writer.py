@@ -1,8 +1,9 @@
-"""Write a simulated run as the pickle of `torch.cuda.memory._snapshot()`, for torch's memory_viz.
+"""Write a simulated run as a snapshot for torch's memory_viz.
 
-Layout: the docstring of `torch.cuda.memory._snapshot` and torch/csrc/cuda/Module.cpp. Its readers are
-torch/cuda/_memory_viz.py and, in the browser, torch/utils/viz/MemoryViz.js, which knows pickles of protocol 2
-to 4 and colours by `category`. Frames name modules instead of functions, the innermost first, as in torch.
+The file is the pickle of `torch.cuda.memory._snapshot()`. Layout: the docstring of
+`torch.cuda.memory._snapshot` and torch/csrc/cuda/Module.cpp. Its readers are torch/cuda/_memory_viz.py and,
+in the browser, torch/utils/viz/MemoryViz.js, which knows pickles of protocol 2 to 4 and colours by
+`category`. Frames name modules instead of functions, the innermost first, as in torch.
 """
 
 import pickle
@@ -33,7 +34,7 @@ def save_snapshot(trace: Trace, limits: MemoryLimits, path: Path) -> None:
 
 
 def make_snapshot(trace: Trace, limits: MemoryLimits) -> dict[str, Any]:
-    """Replay a trace and return its snapshot, which ends with the first request that fails."""
+    """Replay a trace and return its snapshot. The snapshot ends with the first request that fails."""
     recorder = _SnapshotRecorder(trace, limits)
     replay_trace(trace, limits, recorder, recorder.changes)
     recorder.add("snapshot", 0, 0, [])
@@ -47,7 +48,7 @@ def make_snapshot(trace: Trace, limits: MemoryLimits) -> dict[str, Any]:
 
 
 class _SnapshotRecorder:
-    """A recorder of a device's trace entries, to be passed as `on_event` of `replay_trace`."""
+    """A callback for `replay_trace` that records trace entries of a device."""
 
     def __init__(self, trace: Trace, limits: MemoryLimits) -> None:
         self.changes: list[SegmentEvent] = []
@@ -93,7 +94,7 @@ class _SnapshotRecorder:
         category: str = _UNKNOWN,
         stream: int = 0,
     ) -> None:
-        """Append a trace entry, with the number of earlier entries as its time."""
+        """Append a trace entry whose time is the number of earlier entries."""
         self.entries.append(
             {
                 "action": action,
@@ -108,7 +109,7 @@ class _SnapshotRecorder:
         )
 
     def segments(self) -> tuple[SegmentState, ...]:
-        """Return the segments after the last event, or () if there was no event."""
+        """Return the segments after the last event, or () if no event was replayed."""
         return () if self._allocator is None else tuple(self._allocator.snapshot())
 
 
@@ -123,7 +124,7 @@ class _Live(Struct, frozen=True):
 
 
 class _FrameMaker:
-    """A maker of stack frames for allocations, which reuses one object for equal stacks."""
+    """A maker of stack frames for allocations. Equal stacks are one object."""
 
     def __init__(self, trace: Trace) -> None:
         self.mark = PhaseStart(0, Phase.SETUP)
@@ -132,7 +133,10 @@ class _FrameMaker:
         self._made: dict[tuple[int, str, str, PhaseStart], Frames] = {}
 
     def of(self, event: Alloc) -> Frames:
-        """Return the stack of an allocation, innermost first: operator, source line, modules, loop."""
+        """Return the stack frames of an allocation, innermost first.
+
+        They are the operator, the source line, the modules and the loop.
+        """
         detail = self._details.get(event.block)
         source, code = ("", "") if detail is None else (detail.source, detail.code)
         key = (event.site, source, code, self.mark)

@@ -1,4 +1,4 @@
-"""The call stacks that allocated the blocks of a history, reduced to a line of code and a category.
+"""The call stacks of allocations, reduced to a line of code and a category.
 
 The category follows from functions of torch and of libraries around it: `Module._apply` moves parameters, the
 wrapper of `Optimizer.step` is on the stack of every optimizer, and autograd's threads run no Python
@@ -39,7 +39,7 @@ _COMPILED = tuple(
 
 
 class Stack:
-    """The frames of an event or a block, reduced to a line of the user's code and to a category.
+    """A call stack, reduced to a line of the user's code and a category.
 
     The line comes from the innermost frame of Python outside torch. The innermost frame of Python with a rule
     decides the category; a stack with C++ frames of autograd and no Python frame belongs to the backward
@@ -55,7 +55,7 @@ class Stack:
         self.extend(frames)
 
     def extend(self, frames: Iterable[dict[str, Any]]) -> None:
-        """Add the next outer frames, which called the frames added before."""
+        """Add the next outer frames of the stack. They called the frames that were added before."""
         for frame in frames:
             path, function, line = frame["filename"], frame.get("name"), frame.get("line")
             function = function if isinstance(function, str) else "?"
@@ -73,7 +73,10 @@ class Stack:
 
     @property
     def origin(self) -> Origin:
-        """Return the line of the user's code, and the category of its blocks, or None if that is unknown."""
+        """Return the line of the user's code and the category of the blocks.
+
+        The category is None if it is unknown.
+        """
         if self._is_autograd and not self._is_python:
             return self._site, Category.GRADIENT
         return self._site, self._decision[1]
@@ -84,7 +87,10 @@ NO_STACK = Stack()
 
 @lru_cache(maxsize=2**14)
 def function_category(path: str, name: str) -> tuple[bool, Category | None]:
-    """Return whether `_RULES` has a rule for a Python function, and the rule's category for its blocks."""
+    """Return whether a rule matches a Python function, and the category of the rule.
+
+    The rules are `_RULES`, and the category is that of blocks that the function allocates.
+    """
     for path_pattern, name_pattern, category in _COMPILED:
         if name_pattern.fullmatch(name) and path_pattern.fullmatch(path):
             return True, category

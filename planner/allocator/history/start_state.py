@@ -1,9 +1,9 @@
-"""Derive the reserved memory before a history from the memory after it, by undoing the events backwards.
+"""Derive the reserved memory before a history by undoing the events backwards.
 
-A block that is in use throughout has the size that it has at the end. The size of a block that was in use
-before and was freed follows from its request: it is rounded, and includes the rest of its free space if that
-is too small to be split off, since no free block of the large pool is that small (`should_split` in
-c10/cuda/CUDACachingAllocator.cpp).
+The memory after the history is known. A block that is in use throughout has the size that it has at the end.
+The size of a block that was in use before and was freed follows from its request: it is rounded, and includes
+the rest of its free space if that is too small to be split off, since no free block of the large pool is that
+small (`should_split` in c10/cuda/CUDACachingAllocator.cpp).
 """
 
 from bisect import bisect_left
@@ -17,16 +17,16 @@ from planner.allocator.history.history import HistoryEvent
 
 
 class UnequalStateError(ValueError):
-    """The error for events that do not lead to the given state after the last event."""
+    """The error for events that do not lead to the state after them."""
 
 
 def start_before(
     events: Sequence[HistoryEvent], end: Iterable[SegmentState], config: AllocatorConfig
 ) -> tuple[SegmentState, ...]:
-    """Return the reserved memory before the events, given the memory `end` after the events.
+    """Return the reserved memory before the events.
 
-    The result is in ascending order of address. Raises UnequalStateError if the events do not lead to `end`,
-    as when memory was used after the recording.
+    `end` is the reserved memory after the events. The result is in ascending order of address. Raises
+    UnequalStateError if the events do not lead to `end`, as when memory was used after the recording.
     """
     before = _Before(end, config)
     for event in reversed(events):
@@ -46,7 +46,7 @@ class _Piece(NamedTuple):
 
 
 class _Before:
-    """The reserved memory while events are undone, from the last to the first."""
+    """The reserved memory while events are undone, last event first."""
 
     def __init__(self, end: Iterable[SegmentState], config: AllocatorConfig) -> None:
         self._config = config
@@ -80,7 +80,10 @@ class _Before:
             self._join(address, size_bytes, event.stream)
 
     def _cut(self, first: int, end: int) -> None:
-        """Remove pages from the piece around them. Raises UnequalStateError if no piece contains them all."""
+        """Remove pages from the piece of memory that contains them.
+
+        Raises UnequalStateError if no piece contains all of them.
+        """
         start = max((address for address in self._pieces if address <= first), default=None)
         if start is None or start + self._pieces[start].size_bytes < end:
             raise UnequalStateError(f"the pages at {first:#x} were mapped and are not there at the end")
@@ -90,7 +93,7 @@ class _Before:
                 self._pieces[address] = piece._replace(size_bytes=size_bytes)
 
     def _join(self, first: int, size_bytes: int, stream: int) -> None:
-        """Add pages, and merge them with adjacent pieces into one piece."""
+        """Add pages to the reserved memory, merged with adjacent pieces."""
         pool: PoolName = "large" if size_bytes % self._config.large_segment_bytes == 0 else "small"
         start, end = first, first + size_bytes
         following = self._pieces.pop(end, None)
@@ -104,7 +107,10 @@ class _Before:
         self._pieces[start] = _Piece(end - start, stream, pool)
 
     def state(self) -> tuple[SegmentState, ...]:
-        """Return the pieces with their blocks. Raises UnequalStateError if a block lies in no piece."""
+        """Return the state of each piece with its blocks.
+
+        Raises UnequalStateError if a block lies in no piece.
+        """
         places = sorted(self._used)
         states = []
         for address, piece in sorted(self._pieces.items()):
@@ -117,7 +123,7 @@ class _Before:
         return tuple(states)
 
     def _tile(self, address: int, piece: _Piece, used: Sequence[int]) -> Iterator[BlockState]:
-        """Yield the used and free blocks of a piece in ascending order of address.
+        """Yield the used and free blocks of a piece, in ascending order of address.
 
         Raises UnequalStateError if blocks overlap.
         """

@@ -54,9 +54,10 @@ class CheckResult(Result):
         return row.judgement.verdict.is_no(self.fail_on)
 
     def annotations(self, workspace: Path | None = None) -> list[str]:
-        """Return a GitHub workflow command for each failure, memory increase, and verdict other than FITS.
+        """Return GitHub workflow commands for a check's findings.
 
-        Paths are relative to the workspace, by default to the folder above the configuration that has .git.
+        Findings are failures, memory increases, and verdicts other than FITS. Paths are relative to the
+        workspace, by default to the folder above the configuration that has .git.
         """
         return list(annotations(self._findings(workspace)))
 
@@ -139,7 +140,7 @@ def check(
 
 
 def load(config: str | Path | None, fail_on: str | None, options: Options) -> tuple[CheckConfig, FailOn]:
-    """Load the configuration, and return it with the mildest verdict that counts as a failure.
+    """Load the configuration, and the mildest verdict that counts as a failure.
 
     Raises UsageError or DataFileError.
     """

@@ -23,9 +23,10 @@ from planner.program import ProgramSet
 
 
 def plan_rows(checked: CheckJob, options: Options, searches: Callable[[Verdict], bool]) -> Iterator[CheckRow]:
-    """Yield the verdict on a job for each of its GPUs, with the largest batch if `searches(verdict)` is true.
+    """Yield the verdict on a job for each of its GPUs.
 
-    Raises UsageError for an invalid job, with the job's place in the configuration.
+    The largest batch is searched if `searches(verdict)` is true. Raises UsageError for an invalid job, with
+    the job's place in the configuration.
     """
     programs: ProgramSet | None = None
     for device in checked.devices:
@@ -96,7 +97,7 @@ def options_on(checked: CheckJob, device: Device | None, options: Options) -> Op
 
 
 def plan_modules(checked: CheckJob, device: Device | None, options: Options) -> dict[str, int]:
-    """Return, by module name, the bytes that a module without its submodules holds at the allocated peak."""
+    """Return the bytes of each module at the allocated peak, without its submodules."""
     request = open_request(checked.job, options_on(checked, device, options), checked.batch)
     trace = with_last_batch(request.job, request.batch, request.traces(CaptureMode.WITH_PROVENANCE))
     return own_bytes(explain(trace, unlimited(request.budget.limits)).blocks)

@@ -37,9 +37,10 @@ _ALONE = ("gpu", "gpu_mib", "trace", "save_trace", "isolate", "fsdp", "ddp", "tp
 
 @dataclass(frozen=True, slots=True)
 class ClusterResult(Result):
-    """The GPU counts and splits with which a global batch runs; `str` gives the text report.
+    """The GPU counts and splits with which a global batch runs.
 
-    For several kinds of GPU, the result has the fewest GPUs of each kind; for one kind, several splits.
+    `str` gives the text report. For several kinds of GPU, the result has the fewest GPUs of each kind; for
+    one kind, several splits.
     """
 
     table: ClusterTable
@@ -76,13 +77,13 @@ def clusters(
     seq: int | None = None,
     **options: Unpack[Options],
 ) -> ClusterResult:
-    """Return how many GPUs of each kind a global batch of a model needs, and how it is split over them.
+    """Return how many GPUs of each kind a global batch needs.
 
-    The search covers DDP or FSDP2 over all GPUs, recomputation, resharding after the forward pass, tensor
-    parallelism, micro-batch and accumulation, but not throughput. For a single kind of GPU several splits are
-    returned. `cluster` is a file that names the available GPUs, `seq` the tokens of a sample, instead of
-    `input`; the other options are as for `planner.gpus`. Raises the errors of `planner.errors`; that nothing
-    fits is a result.
+    The answer includes how the batch is split over the GPUs. The search covers DDP or FSDP2 over all GPUs,
+    recomputation, resharding after the forward pass, tensor parallelism, micro-batch and accumulation, but
+    not throughput. For a single kind of GPU several splits are returned. `cluster` is a file that names the
+    available GPUs, `seq` the tokens of a sample, instead of `input`; the other options are as for
+    `planner.gpus`. Raises the errors of `planner.errors`; that nothing fits is a result.
     """
     start = perf_counter()
     _reject_what_is_searched(options, "--global-batch")
@@ -114,11 +115,11 @@ def advise_cluster(
     seq: int | None = None,
     **options: Unpack[Options],
 ) -> ClusterResult:
-    """Return the ways to run a global batch on all GPUs of a cluster, and the ways that do not fit.
+    """Return the ways to run a global batch on all GPUs of a cluster.
 
-    DDP and FSDP2, each with and without recomputation, and tensor parallelism within nodes are tried, each
-    with its largest micro-batch. `cluster` is a file that names the GPUs, `seq` the tokens of a sample; the
-    other options and the errors are as for `planner.clusters`.
+    Ways that do not fit are returned too. DDP and FSDP2, each with and without recomputation, and tensor
+    parallelism within nodes are tried, each with its largest micro-batch. `cluster` is a file that names the
+    GPUs, `seq` the tokens of a sample; the other options and the errors are as for `planner.clusters`.
     """
     start = perf_counter()
     _reject_what_is_searched(options, "--cluster")
@@ -144,7 +145,7 @@ class _OpenSearch(NamedTuple):
     def table(
         self, rows: tuple[ClusterPlans, ...], start: float, advice: ClusterAdvice | None = None
     ) -> ClusterTable:
-        """Return the table of `rows` or `advice`, with the seconds for opening, tracing and search."""
+        """Return the table of `rows` or `advice`, with the seconds that it took."""
         seconds = Seconds(self.traces.seconds, perf_counter() - self.opened - self.traces.seconds)
         confidence = (advice.plans if advice else rows[0]).budget.confidence
         return ClusterTable(
@@ -197,9 +198,9 @@ def _is_slice(card: Device) -> bool:
 
 
 def _read_cluster(path: Path) -> tuple[Sequence[Device], int, int]:
-    """Return a tuple of one GPU, the GPUs per node and the total number of GPUs from a cluster file.
+    """Read a cluster file.
 
-    Raises DataFileError.
+    Returns one GPU, the GPUs per node and the total number of GPUs. Raises DataFileError.
     """
     parts = read_entry(path).children(("gpu", "nodes", "gpus_per_node"))
     try:
@@ -219,7 +220,10 @@ def _opener(request: Request) -> Callable[[Job, Target], TraceSource]:
 
 
 def _budgets_of(card: Device, options: Options) -> Callable[[Job], Budget]:
-    """Return a function from a job to its budget on a kind of GPU, cached by the job's numbers of ranks."""
+    """Return a function from a job to its budget on a kind of GPU.
+
+    Budgets are cached by the job's numbers of ranks.
+    """
     plain = find_budget({**options, "gpu": card})
     by_ranks: dict[tuple[int, int], Budget] = {}
 

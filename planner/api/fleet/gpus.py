@@ -120,14 +120,15 @@ def gpus(
     throughput: Throughput | None = None,
     **options: Unpack[Options],
 ) -> GpusResult:
-    """Return the largest batch size of a model on each known GPU or, with `batch`, the GPUs that run `batch`.
+    """Return the largest batch size of a model on each known GPU.
 
-    `model` and the options are as for `planner.max_batch`, except `gpu` and `gpu_mib`. `filter` is a text of
-    words, or several, all of which a GPU must match as for `planner devices`. `min_mib` and `max_mib` bound
-    the total memory; `devices` replaces the database; with `multiple_of`, answers are multiples of it.
-    `prices` is a file in SkyPilot's schema, from the day `prices_date`; `spot` selects its spot prices.
-    `throughput` has measured samples per second by GPU. With `prices` and without `sort`, the cheapest GPUs
-    come first. Raises the errors of `planner.errors`; that nothing fits is a result.
+    With `batch`, returns the GPUs that run that batch. `model` and the options are as for
+    `planner.max_batch`, except `gpu` and `gpu_mib`. `filter` is a text of words, or several, all of which a
+    GPU must match as for `planner devices`. `min_mib` and `max_mib` bound the total memory; `devices`
+    replaces the database; with `multiple_of`, answers are multiples of it. `prices` is a file in SkyPilot's
+    schema, from the day `prices_date`; `spot` selects its spot prices. `throughput` has measured samples per
+    second by GPU. With `prices` and without `sort`, the cheapest GPUs come first. Raises the errors of
+    `planner.errors`; that nothing fits is a result.
     """
     for name in ("gpu", "gpu_mib", "save_trace"):
         if options.get(name) is not None:

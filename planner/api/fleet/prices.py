@@ -84,13 +84,16 @@ def _read_file(path: Path) -> dict[str, float]:
 
 
 def quotes_of(prices: PriceList | None, rates: Mapping[str, float]) -> dict[str, Quote]:
-    """Return a `Quote` by GPU name for each GPU with a price, a throughput, or both."""
+    """Return the quotes of GPUs that have a price or a throughput, by GPU name."""
     offers = {} if prices is None else prices.offers
     return {name: Quote(offers.get(name), rates.get(name)) for name in {*offers, *rates}}
 
 
 def sort_by_price(quotes: Mapping[str, Quote], name: str, by_cost: bool) -> float:
-    """Return the price of a GPU or, with `by_cost`, its cost per million samples; infinity if unknown."""
+    """Return the key by which GPUs are sorted by price.
+
+    It is the price or, with `by_cost`, the cost per million samples; infinity if unknown.
+    """
     quote = quotes.get(name)
     value = None if quote is None else quote.per_million_samples if by_cost else quote.price
     return inf if value is None else value

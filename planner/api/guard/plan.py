@@ -176,9 +176,9 @@ def _largest(opened: Request, budget: Budget, programs: ProgramSet) -> int:
 
 
 def _device_of(meter: "TrainingMeter") -> tuple[Device, tuple[str, ...]]:
-    """Return the training run's GPU, without the memory that other processes hold, and a note on that memory.
+    """Return the training run's GPU, with a note on memory that other processes hold.
 
-    Memory below `SMALLEST_OTHERS_BYTES` is neither subtracted nor noted.
+    That memory is subtracted. Memory below `SMALLEST_OTHERS_BYTES` is neither subtracted nor noted.
     """
     from calibration.probe.training_meter import others_bytes
 

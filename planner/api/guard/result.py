@@ -104,7 +104,7 @@ def _elements(shapes: tuple[tuple[int, ...], ...]) -> int:
 
 
 def _not_kept(plan: GuardPlan | None, readings: "Readings", remarks: tuple[str, ...]) -> str:
-    """Return the reason why a run cannot be kept as an observation of its job, or "" if it can be kept."""
+    """Return why a run cannot be kept as an observation of its job, or ""."""
     if plan is None:
         return "there is no plan to hold it against"
     if readings.steps < 3:

@@ -38,7 +38,10 @@ def split(samples: int, most: int, multiple: int = 1, fewest: int = 1) -> Split:
 
 
 def split_up(samples: int, most: int, multiple: int = 1, fewest: int = 1) -> Split:
-    """Split as `split` does if that takes all samples; else round the size of the micro-batches up."""
+    """Split samples as `split` does if that takes all samples.
+
+    Otherwise the size of the micro-batches is rounded up.
+    """
     exact = split(samples, most, multiple, fewest)
     if exact.samples == samples:
         return exact

@@ -63,7 +63,7 @@ class BatchSizePlanner(Callback):  # type: ignore[misc]  # lightning's types are
             return None
 
     def _set(self, trainer: Any, module: Any, batch: int) -> int | None:
-        """Set and return the batch size, or warn and return None if the module or its data refuses it."""
+        """Set the batch size and return it. Warns and returns None if the module or its data refuses."""
         before = parsing.lightning_getattr(module, self._name)
         try:
             parsing.lightning_setattr(module, self._name, batch)

@@ -81,7 +81,7 @@ def loop_of_trainer(trainer: Any, module: Any, sample: Any, batch_name: str = "b
 
 
 def without_validation_data(loop: LiveLoop, reason: str) -> LiveLoop:
-    """Return the loop with validation planned as training steps, and with a note on the reason."""
+    """Return the loop with validation planned as training steps. A note has the reason."""
     fields = {**loop.fields, "eval_batch": 0}
     return replace(loop, evaluation=None, fields=fields, unplanned=(*loop.unplanned, _as_training(reason)))
 
@@ -161,7 +161,7 @@ def _first_batch(trainer: Any, module: Any, loader: Any) -> Any:
 
 
 def _data_hooks(trainer: Any, module: Any, name: str) -> Any:
-    """Return the hook `name` of the data module if it has the hook, else of the module."""
+    """Return a hook of the data module or, if it lacks the hook, of the module."""
     selector = trainer._data_connector._datahook_selector
     return getattr(module if selector is None else selector.get_instance(name), name)
 
@@ -263,7 +263,7 @@ def _notes_of_callback(callback: Any) -> tuple[str, ...]:
 
 
 def notes_of_module(module: Any) -> tuple[str, ...]:
-    """Return a note on overridden hooks that are not planned, and a note if the module is compiled."""
+    """Return notes on a module: overridden hooks that are not planned, and compilation."""
     changed = [name for name in lightning_settings.MODULE_HOOKS if is_overridden(name, module)]
     notes = [f"hooks of the module that are not planned: {', '.join(changed)}"] if changed else []
     return (*notes, *([COMPILED] if module._compiler_ctx is not None else []))

@@ -22,7 +22,7 @@ is_param_in_hook_signature: Any = importlib.import_module(
 
 
 def is_overridden(method: str, module: object) -> bool:
-    """Return whether a module of one of the packages overrides a method of that package's LightningModule."""
+    """Return whether a module overrides a method of LightningModule. The class may be of either package."""
     helpers: Any = importlib.import_module(f"{lightning_package_of(module)}.utilities.model_helpers")
     overridden: bool = helpers.is_overridden(method, module)
     return overridden

@@ -24,7 +24,10 @@ _HINT = "check --input and --target"  # a hint of the tracer for jobs from a com
 
 
 class LiveLoop(Struct, frozen=True):
-    """An existing module with a sample batch, its step, its optimizer and the settings of its framework."""
+    """An existing module with the sample batch, step and optimizer of its training loop.
+
+    It also has the settings of the module's framework.
+    """
 
     module: Any
     sample: Any  # a batch as the data loader gives it
@@ -63,7 +66,10 @@ def _planned(loop: LiveLoop, options: Options) -> MaxBatchResult:
 
 
 class LiveJob(Struct, frozen=True):
-    """The job of an existing module, a function that builds a copy of the module, and notes for reports."""
+    """The job of an existing module, with a function that builds a copy of the module.
+
+    It also has notes for reports.
+    """
 
     job: Job
     build: Callable[[], Any]
@@ -94,7 +100,7 @@ def read_loop(loop: LiveLoop, options: Options) -> LiveJob:
 
 
 def named(make: Callable[[], Any], name: str) -> Callable[[], Any]:
-    """Return a function that calls `make` and has the given name, which reports show."""
+    """Return a function that calls `make` under another name, which reports show."""
 
     def build() -> Any:
         return make()
@@ -153,10 +159,11 @@ def choice_beside_evaluation(
 
 
 def choice_of(result: MaxBatchResult, multiple: int, comfortable: int | None = None) -> Choice:
-    """Return the choice for a result: the largest batch without retries, or else the largest that fits.
+    """Return the choice for a result.
 
-    `comfortable` replaces the result's largest batch without retries. The batch is rounded down to a multiple
-    of `multiple` if it is large enough. Raises UsageError if no batch fits.
+    It is the largest batch without retries, or else the largest that fits. `comfortable` replaces the
+    result's largest batch without retries. The batch is rounded down to a multiple of `multiple` if it is
+    large enough. Raises UsageError if no batch fits.
     """
     if result.max_batch == 0:
         least = result.plan.search.least
@@ -182,7 +189,7 @@ def with_notes(result: MaxBatchResult, notes: tuple[str, ...]) -> MaxBatchResult
 
 
 def options_of_job(job: Job, options: Options) -> Options:
-    """Return a job's fields as options, overridden by `options`; the local GPU is the default limit."""
+    """Return a job's fields as options, overridden by `options`. The local GPU is the default limit."""
     chosen: dict[str, Any] = {
         "input": list(job.samples.inputs),
         **{name: option.write(job.value(name)) or None for name, option in FIELD_OPTIONS.items()},

@@ -15,7 +15,7 @@ _NEGLIGIBLE_BYTES = 2**20
 def split_to_fit(
     samples: int, choose: Callable[[int], Choice], bytes_a_sample: int, multiple: int, grow: bool
 ) -> tuple[Choice, Split]:
-    """Return the choice of batch, and a split of `samples` samples into micro-batches that fit.
+    """Return a choice of batch whose micro-batches fit, and the split of `samples` into them.
 
     `choose` plans a batch with the inputs of a number of micro-batches on the GPU. More micro-batches hold
     more inputs, so that a smaller batch fits: the batch is planned again until further inputs are negligible.
@@ -36,7 +36,7 @@ def split_to_fit(
 
 
 def shortfall(samples: int, chosen: Split) -> str:
-    """Return a sentence on samples that the chosen split leaves out, or "" if it leaves no sample out."""
+    """Return a sentence on samples that the chosen split leaves out, or ""."""
     if chosen.samples >= samples:
         return ""
     return (

@@ -45,12 +45,12 @@ def planned(names: str) -> tuple[Setting, ...]:
 
 
 def harmless(names: str) -> tuple[Setting, ...]:
-    """Return a setting without effect on GPU memory for each name in `names`, a text separated by spaces."""
+    """Return settings without effect on GPU memory. `names` is a text with the names, separated by spaces."""
     return tuple(Setting(name, Effect.NONE) for name in names.split())
 
 
 def stated(name: str, text: str, when: Callable[[Any], object] | None = None) -> Setting:
-    """Return a setting that is not planned, but noted with `text` in reports if it is in use."""
+    """Return a setting that is not planned. Reports note it with `text` if it is in use."""
     return Setting(name, Effect.STATED, text, when)
 
 
@@ -85,7 +85,7 @@ def look_up(plans: Mapping[str, T], name: str, what: str) -> T:
 
 
 def text_of(value: Any) -> str:
-    """Return the value of an enumeration's member, or of any other object, as text."""
+    """Return an object as text; for a member of an enumeration, its value."""
     return str(getattr(value, "value", value))
 
 

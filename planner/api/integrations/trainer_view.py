@@ -58,7 +58,7 @@ class View:
 
 
 class TrainerView(View):
-    """A view of a trainer's plain state, with silent loggers, and optimizers without parameters."""
+    """A view of a trainer's plain state. Its loggers are silent, and its optimizers have no parameters."""
 
     def __init__(self, trainer: Any) -> None:
         super().__init__(trainer, "trainer")
@@ -77,7 +77,10 @@ class TrainerView(View):
 
 
 def is_plain(value: object) -> bool:
-    """Return whether a value consists only of numbers, texts, enumerations, paths and containers of them."""
+    """Return whether a value is made of plain data only.
+
+    Plain data are numbers, texts, enumerations, paths and containers of them.
+    """
     if isinstance(value, Mapping):
         return all(is_plain(one) for pair in value.items() for one in pair)
     if isinstance(value, list | tuple | set | frozenset):

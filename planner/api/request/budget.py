@@ -76,7 +76,7 @@ def find_budget(options: Options) -> Budget:
 
 
 def _check_options(options: Options) -> None:
-    """Raise UsageError for an unknown option, and for an option of the GPU that has another type."""
+    """Raise UsageError for an unknown option, or one of the GPU that has a wrong type."""
     fields = Options.__annotations__
     for name, value in options.items():
         if name not in fields:
@@ -88,7 +88,10 @@ def _check_options(options: Options) -> None:
 
 
 def budget_for(budget: Budget, job: Job) -> Budget:
-    """Return the budget with the block reuse order of the job's version of torch and with memory for NCCL."""
+    """Return the budget adapted to a job.
+
+    The order of block reuse is that of the job's version of torch; memory for NCCL is added.
+    """
     config = replace(budget.limits.config, reuse_order=config_of_torch(job.environment.torch).reuse_order)
     return with_nccl_of(with_config(budget, config), job)
 
@@ -113,10 +116,10 @@ def corrected_budget(budget: Budget, correction: Correction | None) -> Budget:
 
 
 def stored_calibrations(budget: Budget, options: Options) -> tuple[Calibration, ...]:
-    """Return the stored calibrations folder by folder, or () for an unlimited GPU or with `no_calibration`.
+    """Return the stored calibrations, folder by folder.
 
-    Emulated calibrations count only in the folders of the option `calibrations`, not in `own_calibrations`.
-    Raises the errors of `calibrate_budget`.
+    There are none for an unlimited GPU or with `no_calibration`. Emulated calibrations count only in the
+    folders of the option `calibrations`, not in `own_calibrations`. Raises the errors of `calibrate_budget`.
     """
     given, own = options.get("calibrations") or (), options.get("own_calibrations")
     if budget.device.total.value >= UNLIMITED_BYTES:

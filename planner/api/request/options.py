@@ -13,7 +13,7 @@ Arguments = Mapping[str, object] | str | Sequence[str] | None
 
 
 class JobOptions(TypedDict, total=False):
-    """The options of a job, which `planner.jobs.JOB_OPTIONS` describes; None counts as not given."""
+    """The options of a job, as `planner.jobs.JOB_OPTIONS` describes them. None counts as not given."""
 
     model_arg: Arguments  # {"num_classes": 10}, or ["num_classes=10"]
     input: Sample | Sequence[Sample] | None  # one sample, without the batch dimension

@@ -49,9 +49,10 @@ class Ranks:
         return self._programs[rank]
 
     def estimate(self, batch: int) -> Estimate:
-        """Return the estimate of the worst rank at a batch size, with the figures of all planned ranks.
+        """Return the estimate of the worst rank at a batch size.
 
-        Raises the errors of a capture of the first rank; notes name other ranks that cannot be captured.
+        It has the figures of all planned ranks. Raises the errors of a capture of the first rank; notes name
+        other ranks that cannot be captured.
         """
         return self._beside(self._estimate(self.first, batch))
 
@@ -73,9 +74,10 @@ class Ranks:
             rank = worse
 
     def _with_ranks(self, plan: Plan) -> tuple[Plan, int | None]:
-        """Add the figures of all ranks to a plan, or find a rank on which the answer of the plan fails.
+        """Add the figures of all ranks to a plan.
 
-        Returns the completed plan and None, or the unchanged plan and the number of the rank.
+        Returns a rank if the plan's answer fails on it. Returns the completed plan and None, or the unchanged
+        plan and the number of the rank.
         """
         sides = {name: getattr(plan, name) for name in ("at_max", "at_comfortable")}
         fuller: dict[int, Estimate] = {}
@@ -91,9 +93,10 @@ class Ranks:
         return replace(plan, **changed), None
 
     def _beside(self, own: Estimate) -> Estimate:
-        """Return the worst estimate over all ranks at the batch size of `own`, the estimate of one rank.
+        """Return the worst estimate over all ranks at a batch size.
 
-        Notes name ranks that cannot be planned. If only one rank is planned, `own` is returned.
+        `own` is the estimate of one rank. Notes name ranks that cannot be planned. If only one rank is
+        planned, `own` is returned.
         """
         if not self._are_searched:
             return own

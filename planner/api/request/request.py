@@ -149,7 +149,7 @@ def open_request(
 
 
 def reject_sources(options: Mapping[str, object], command: str) -> None:
-    """Raise UsageError if a trace file or isolation is given to a command that runs the model itself."""
+    """Raise UsageError for options of a trace file or of isolation. `command` runs the model itself."""
     for name in ("trace", "save_trace"):
         if options.get(name) is not None:
             raise UsageError(f"--{name.replace('_', '-')}: {command} runs the model itself; remove it")
@@ -191,7 +191,7 @@ def answers_folder(options: Options) -> Path | None:
 
 
 def _changed_settings() -> Mapping[str, str]:
-    """Return changed torch settings that affect traces, by name, or {} if torch is not imported."""
+    """Return changed torch settings that affect traces, by name. Empty if torch is not imported."""
     if sys.modules.get("torch") is None:
         return {}
     from planner.capture import changed_settings
@@ -204,7 +204,7 @@ def _warn(line: str) -> None:
 
 
 def _load_trace(model: Model | None, options: Options, path: Path) -> tuple[SavedJob, Job]:
-    """Load a trace file, and merge its job with the options that do not affect traces."""
+    """Load a trace file. Its job is merged with the options that do not affect traces."""
     given = [name for name in (*_OF_JOB, "save_trace") if options.get(name) not in (None, (), [], {}, False)]
     if model is not None or given:
         flag = "--" + ("model" if model is not None else given[0]).replace("_", "-")
@@ -234,7 +234,7 @@ def _load_trace(model: Model | None, options: Options, path: Path) -> tuple[Save
 def make_job(
     model: Model | None, options: Options, stores: Sequence[ProgramStore] = ()
 ) -> tuple[Job, int | None, Factory | None]:
-    """Return the job of a model, its default batch size, and the factory that creates the model.
+    """Return the job of a model, its default batch size, and the model's factory.
 
     The batch size is None unless `model` is a name in the catalogue. The factory is None unless `model` is
     callable. Raises UsageError or DataFileError.
@@ -261,9 +261,10 @@ def make_job(
 
 
 def _job_of_factory(factory: Factory, given: Mapping[str, Any]) -> Job:
-    """Return the job of a class or function that creates a model, with defaults from its source.
+    """Return the job of a class or function that creates a model.
 
-    Raises UsageError for a function that is a training step, since the models of the step exist already.
+    Defaults come from its source. Raises UsageError for a function that is a training step, since the models
+    of the step exist already.
     """
     name = getattr(factory, "__name__", type(factory).__name__)
     arguments = [key for key, _ in given["model_args"]]

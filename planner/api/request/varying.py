@@ -30,7 +30,7 @@ class VaryingResult(Result):
 
     @property
     def answer_batch(self) -> int:
-        """Return the largest batch that fits with the configured allocator, or 0 if no batch fits."""
+        """Return the largest batch that fits with the configured allocator, or 0."""
         return self.plan.sides[0].largest
 
     @property
@@ -88,9 +88,10 @@ def estimate_of_varying(request: Request) -> VaryingResult:
 
 
 def open_sized_programs(request: Request, budget: Budget | None = None) -> SizedPrograms:
-    """Return the programs of a request at all sizes, for the GPU of `budget` or, if None, the request's GPU.
+    """Return the programs of a request at all sizes.
 
-    Raises UsageError for options that require samples of one size.
+    They are for the GPU of `budget` or, if None, of the request. Raises UsageError for options that require
+    samples of one size.
     """
     if isolation_limit(request.options) is not None or request.options.get("save_trace") is not None:
         flag = "--save-trace" if request.options.get("save_trace") is not None else "--isolate"

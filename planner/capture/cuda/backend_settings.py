@@ -10,7 +10,7 @@ _OTHER = "which is not planned: convolutions may run with other workspaces"
 
 
 def notes_on_settings(job: Job) -> Iterator[str]:
-    """Yield a note for each cuDNN or determinism setting that changes memory and is not planned."""
+    """Yield a note for each unplanned setting of cuDNN or determinism that changes memory."""
     cudnn = torch.backends.cudnn
     if cudnn.benchmark and not job.environment.cudnn_benchmark:
         yield "torch.backends.cudnn.benchmark is set, which is planned with --cudnn-benchmark alone"
@@ -25,7 +25,10 @@ def notes_on_settings(job: Job) -> Iterator[str]:
 
 
 def _allows_tf32() -> bool:
-    """Return whether convolutions may run in TF32, by torch's old setting or, if it fails, the new one."""
+    """Return whether convolutions may run in TF32.
+
+    torch's old setting is read or, if that fails, the new one.
+    """
     try:
         return bool(torch.backends.cudnn.allow_tf32)
     except RuntimeError:

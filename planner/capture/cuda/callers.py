@@ -64,7 +64,7 @@ def is_of_library(frame: FrameType) -> bool:
 
 
 def line_of_caller(is_left_out: Callable[[FrameType], bool] = is_of_library) -> str:
-    """Return FILE:LINE of the innermost frame that is not left out, or "" if all frames are left out.
+    """Return FILE:LINE of the innermost frame that is not left out, or "".
 
     Frames for which `is_left_out` returns True are left out.
     """

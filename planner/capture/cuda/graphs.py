@@ -29,7 +29,10 @@ def _refuse(pool: int) -> AbstractContextManager[None]:
 
 
 class Graphs:
-    """The state of CUDA graphs during one capture of the planner: pools, and whether a graph is captured."""
+    """The state of CUDA graphs during one capture of the planner.
+
+    It has the pools, and whether a graph is being captured.
+    """
 
     def __init__(self) -> None:
         self.open_pool: Callable[[int], AbstractContextManager[None]] = _refuse  # or a recorder's method
@@ -52,7 +55,7 @@ class Graphs:
 def replacements(
     graphs: Callable[[], Graphs], streams: Callable[[], Streams], empty_cache: Callable[[], None]
 ) -> Iterator[Replacement]:
-    """Yield replacements for names of torch that capture CUDA graphs, so that graphs are planned."""
+    """Yield replacements for the names of torch that capture CUDA graphs."""
 
     class CUDAGraph:
         """The replacement of `torch.cuda.CUDAGraph`, which holds a private pool and random number state.

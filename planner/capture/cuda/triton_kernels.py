@@ -184,7 +184,7 @@ def launches_skipped() -> Iterator[None]:
 
 @contextmanager
 def launching_nothing(module: ModuleType, kernels: Sequence[str]) -> Iterator[None]:
-    """Replace a module's `triton`, and its functions named in `kernels`, by stand-ins inside the context."""
+    """Replace a module's `triton` and its kernels by stand-ins inside the context."""
     made: dict[str, Any] = {name: _Kernel(getattr(module, name)) for name in kernels}
     made["triton"] = SimpleNamespace(**_HOST)
     with all_patched(module, made, create=True):

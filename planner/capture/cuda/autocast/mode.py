@@ -74,12 +74,12 @@ class CastCache:
         self._casts: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
 
     def cast(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the tensor cast to `dtype`, or the tensor itself if it is not eligible (`cached_cast`).
+        """Return the tensor cast to `dtype`, or unchanged if it is not eligible (`cached_cast`).
 
-        Inference mode keeps no casts, as observed on the CPU and in a record of a GPU (torch 2.11).
-        The source is held weakly, as in ATen/autocast_mode.cpp. The cast is held, and has its autograd
-        history even if it is made without gradients, as observed in torch 2.13 on the CPU; casts that
-        older versions keep from a region's first use under `no_grad` have none.
+        Inference mode keeps no casts, as observed on the CPU and in a record of a GPU (torch 2.11). The
+        source is held weakly, as in ATen/autocast_mode.cpp. The cast is held, and has its autograd history
+        even if it is made without gradients, as observed in torch 2.13 on the CPU; casts that older versions
+        keep from a region's first use under `no_grad` have none.
         """
         if tensor.dtype is dtype or not is_eligible(tensor):
             return tensor
@@ -135,7 +135,10 @@ def _is_weight(tensor: Tensor) -> bool:
 
 
 def _casting(name: str, dtype_of: Callable[[tuple[Any, ...]], torch.dtype], cache: CastCache) -> Kernel:
-    """Return a kernel that casts an operator's eligible tensors, even in lists, to one dtype and runs it."""
+    """Return a kernel that casts an operator's eligible tensors to one dtype, then runs it.
+
+    Tensors in lists are cast too.
+    """
     run = overload(name)
 
     def cast(value: Any, dtype: torch.dtype) -> Any:

@@ -50,7 +50,7 @@ def replacements(files: Callable[[], SavedFiles | None]) -> Iterator[Replacement
 
 
 def loading(plain: Callable[..., Any], files: Callable[[], SavedFiles | None]) -> Callable[..., Any]:
-    """Return a version of `torch.load` that reads the file written in place of a file of the user."""
+    """Return a version of `torch.load` that follows files saved during the plan."""
 
     @functools.wraps(plain)
     def load(f: Any, *args: Any, **kwargs: Any) -> Any:
@@ -76,9 +76,10 @@ def _saving(plain: Callable[..., None], files: Callable[[], SavedFiles | None]) 
 def _guarded(
     plain: Callable[..., Any], files: Callable[[], SavedFiles | None], act: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Return a version of a function of os or shutil that calls a method of `SavedFiles` for paths.
+    """Return a version of a function of os or shutil that spares files of the user.
 
-    torch's own calls, and calls by the descriptor of a folder, are left alone.
+    It calls `act`, a method of `SavedFiles`, for paths. torch's own calls, and calls by the descriptor of a
+    folder, are left alone.
     """
 
     @functools.wraps(plain)
@@ -97,9 +98,9 @@ def _guarded(
 
 
 def _data_ptr(plain: Callable[[torch.UntypedStorage], int]) -> Callable[[torch.UntypedStorage], int]:
-    """Return `data_ptr` that gives each storage on the meta device a number, unless torch asks.
+    """Return a version of `data_ptr` that gives each meta storage a number.
 
-    Libraries find tensors that share a storage by it.
+    torch's own code still gets 0. Libraries find tensors that share a storage by it.
     """
 
     @functools.wraps(plain)

@@ -45,9 +45,10 @@ def serializing(plain: Callable[..., None], files: Callable[[], SavedFiles | Non
 
 
 def opening(plain: Callable[..., Any], files: Callable[[], SavedFiles | None]) -> Callable[..., Any]:
-    """Return `safe_open` that reads to the CPU, and moves tensors to the GPU if they are read to it.
+    """Return a version of `safe_open` that reads to the CPU.
 
-    The library itself would read into the memory of a pinned tensor.
+    Tensors are moved to the GPU if they are read to it. The library itself would read into the memory of a
+    pinned tensor.
     """
 
     @functools.wraps(plain)
@@ -63,7 +64,7 @@ def opening(plain: Callable[..., Any], files: Callable[[], SavedFiles | None]) -
 
 
 class _ReadToGpu:
-    """An open file of safetensors, or a slice of it, whose tensors are moved to the GPU as they are read."""
+    """An open file of safetensors, or a slice of it, whose tensors are read to the GPU."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -106,6 +107,9 @@ def _write_zeros(tensors: Mapping[str, Any], path: _Path, metadata: Mapping[str,
 
 
 def _bits_of(dtype: str) -> int:
-    """Return the bits of a number, which are in the dtype's name, such as F32, BF16 or F8_E4M3."""
+    """Return the bits of a number of a dtype, from the digits in its name.
+
+    Examples are F32, BF16 and F8_E4M3.
+    """
     bits = re.search(r"\d+", dtype)
     return int(bits[0]) if bits else 8  # BOOL

@@ -33,7 +33,7 @@ class SavedFiles:
 
     @contextmanager
     def writing(self, target: Any) -> Iterator[Any]:
-        """Yield the path to write in place of the path `target`, or `target` itself if it is an open file."""
+        """Yield the path to write instead of `target`. An open file is yielded unchanged."""
         if not isinstance(target, str | os.PathLike):
             yield target
             path = _real(getattr(target, "name", ""))
@@ -51,13 +51,13 @@ class SavedFiles:
             self._note(path)
 
     def to_read(self, source: Any) -> Any:
-        """Return the path to read in place of the path `source`, or `source` itself if it is an open file."""
+        """Return the path to read instead of `source`. An open file is returned unchanged."""
         if not self._copies or not isinstance(source, str | os.PathLike):
             return source
         return self._copies.get(_real(source), source)
 
     def rename(self, plain: Callable[..., Any], source: Any, target: Any) -> None:
-        """Rename a file or a folder by `plain`, unless a file of the user is renamed or replaced."""
+        """Rename a file or a folder by `plain`, without changing a file of the user."""
         old, new = _unresolved(source), _unresolved(target)
         if Path(old).is_dir() and not Path(old).is_symlink():
             if not self._holds_files_of_user(old):
@@ -80,7 +80,10 @@ class SavedFiles:
                 self._made[new] = identity
 
     def copy(self, plain: Callable[..., Any], source: Any, target: Any) -> Any:
-        """Copy or link a file by `plain`, unless a file of the user is replaced or a checkpoint is copied."""
+        """Copy or link a file by `plain`, without replacing a file of the user.
+
+        A checkpoint of this capture is copied without its holes.
+        """
         old, new = _real(source), _real(target)
         if old in self._copies or old in self._made or self._is_of_user(new):
             self._put(self._copies.get(old, old), new)
@@ -89,7 +92,7 @@ class SavedFiles:
         return plain(source, target)
 
     def remove(self, plain: Callable[..., None], path: Any) -> None:
-        """Delete a file by `plain`, unless it is of the user; what was written in its place is forgotten."""
+        """Delete a file by `plain`, unless it is of the user. A file written in its place is forgotten."""
         real = _unresolved(path)
         self._copies.pop(real, None)
         if not self._is_of_user(real):
@@ -102,7 +105,7 @@ class SavedFiles:
             plain(path)
 
     def change(self, plain: Callable[..., None], source: Any, target: Any) -> None:
-        """Copy the permissions or times of a file by `plain`, unless the target is a file of the user."""
+        """Copy a file's permissions or times by `plain`, unless the target is of the user."""
         real = _real(target)
         if real not in self._copies and not self._is_of_user(real):
             plain(self.to_read(source), target)
@@ -139,7 +142,7 @@ class SavedFiles:
         )
 
     def _in_place_of(self, path: str) -> str:
-        """Return the path of a new file that is read in place of a file of the user."""
+        """Return the path of a new temporary file that stands for a file of the user."""
         if self._folder is None:
             self._folder = TemporaryDirectory(prefix="planner-")
         self._count += 1
@@ -147,7 +150,10 @@ class SavedFiles:
         return self._copies[path]
 
     def _put(self, source: str, path: str) -> None:
-        """Make a path have the content of `source`, or be read as `source` if another file is there."""
+        """Give a path the content of `source`.
+
+        If another file is there, only reads of the path get that content.
+        """
         is_of_user = self._is_of_user(source)
         is_kept = is_of_user or (self._folder is not None and source.startswith(self._folder.name))
         if self._is_foreign(path):
@@ -198,7 +204,7 @@ def _real(path: Any) -> str:
 
 
 def _unresolved(path: str | os.PathLike[str]) -> str:
-    """Return the real path of a file's folder with the file's own name, which may be a link's."""
+    """Return a file's path with the folder resolved. The name, which may be a link's, is kept."""
     return os.path.realpath(Path(path).parent) + os.sep + Path(path).name
 
 

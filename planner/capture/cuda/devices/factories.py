@@ -40,10 +40,10 @@ def putting_defaults(plain: Callable[..., Any], constructors: Container[Any]) ->
 
 
 def keep_default_device() -> None:
-    """Keep the GPU as the default device if a constructor set it inside a `with torch.device(...)` region.
+    """Keep the GPU as the default device if a constructor set it.
 
-    The end of the region would otherwise remove the default device. The new default is `meta`, which stands
-    for the GPU.
+    This is needed inside a `with torch.device(...)` region. The end of the region would otherwise remove the
+    default device. The new default is `meta`, which stands for the GPU.
     """
     chosen = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     if getattr(chosen, "planner_is_gpu", False):
@@ -94,9 +94,9 @@ def _with_numbers(data: Any) -> Any:
 
 
 def _is_layout_alone(device: object, caller: FrameType) -> bool:
-    """Return whether user code in a running loop names `meta`, for a tensor without memory on any device.
+    """Return whether user code in a running loop names the device `meta`.
 
-    torch's own code gets the name `meta` from tensors of the GPU.
+    Such a tensor has no memory on any device. torch's own code gets the name `meta` from tensors of the GPU.
     """
     is_named = device in (META, META_DEVICE)
     return is_named and opened[-1].is_running and not is_of_torch(caller)

@@ -45,7 +45,7 @@ class Side(Enum):
 
 
 class HostTensors:
-    """The meta tensors that stand for CPU tensors in one capture, tracked by their storages."""
+    """The meta tensors that stand for CPU tensors in one capture. They are tracked by their storages."""
 
     def __init__(self) -> None:
         self._storages: dict[int, weakref.ref[Any]] = {}
@@ -62,7 +62,7 @@ class HostTensors:
         return bool(self._storages) and innermost(tensor).untyped_storage()._cdata in self._storages
 
     def add(self, tensor: Tensor) -> None:
-        """Mark a meta tensor, and all tensors that share its storage, as CPU tensors."""
+        """Mark a meta tensor as a CPU tensor. All tensors that share its storage are marked too."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._storages:

@@ -23,7 +23,10 @@ from planner.capture.wrapped import is_wrapped
 
 
 def moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a version of `Tensor.to` that treats stand-ins as CPU tensors, other meta tensors as GPU's."""
+    """Return a version of `Tensor.to` that moves meta tensors between GPU and CPU.
+
+    Stand-ins count as CPU tensors, other meta tensors as tensors of the GPU.
+    """
 
     plain = _by_class(plain)
 
@@ -72,14 +75,17 @@ def moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _is_window(tensor: Tensor) -> bool:
-    """Return whether a tensor is a view of a part of its storage, such as the result of `hann_window`."""
+    """Return whether a tensor is a view of a part of its storage.
+
+    An example is the result of `hann_window`.
+    """
     if is_wrapped(tensor) or not is_meta(tensor) or tensor.layout is not torch.strided:
         return False
     return tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
 
 
 def _by_class(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a version of a tensor method that wrapper tensors pass to their class, as in torch.
+    """Return a version of a tensor method that passes wrapper tensors to their class.
 
     The class's `__torch_function__` recognizes torch's own method by its identity.
     """
@@ -102,10 +108,11 @@ def device_given(*args: Any, **kwargs: Any) -> object:
 def moving_module(
     plain: Callable[..., nn.Module], device_of: Callable[..., object]
 ) -> Callable[..., nn.Module]:
-    """Return a version of a module's move that logs tensors put on the GPU and marks modules put on the CPU.
+    """Return a version of a module's move that notes where the module went.
 
-    `plain` is `to`, `cuda` or `cpu` of `Module`, and `device_of` returns the device that its arguments name.
-    If the dtype changes too, a parameter gets new data but remains the object by which it is found later.
+    Tensors put on the GPU are logged, modules put on the CPU are marked. `plain` is `to`, `cuda` or `cpu` of
+    `Module`, and `device_of` returns the device that its arguments name. If the dtype changes too, a
+    parameter gets new data but remains the object by which it is found later.
     """
 
     @functools.wraps(plain)

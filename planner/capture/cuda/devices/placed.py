@@ -33,7 +33,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """Log entry: an operator ran on tensors of the GPU; each tensor is given as a `Layout`."""
+    """Log entry of an operator that ran on tensors of the GPU. Each tensor is given as a `Layout`."""
 
     func: Any
     args: tuple[Any, ...]
@@ -55,7 +55,7 @@ class CacheEmptied:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The layout and dtype of a logged tensor, with the number of its storage if it is on the GPU."""
+    """The layout and dtype of a logged tensor. It has the number of its storage if that is on the GPU."""
 
     number: int | None  # None if the tensor is not on the GPU
     size_bytes: int  # of the storage
@@ -69,7 +69,7 @@ Entry = Put | Called | Freed | CacheEmptied
 
 
 class PlacedTensors:
-    """The storages that user code put on the GPU, numbered in their order, with the log of events on them."""
+    """The storages that user code put on the GPU, numbered in order. A log has the events on them."""
 
     def __init__(self) -> None:
         self._numbers = WeakIdKeyDictionary()
@@ -85,7 +85,10 @@ class PlacedTensors:
         return bool(self) and self.number_of(tensor) < inf
 
     def add(self, tensor: Tensor) -> None:
-        """Number the storage of a tensor and log it as put on the GPU, unless it has a number already."""
+        """Log a tensor as put on the GPU, and number its storage.
+
+        A storage that has a number is not logged again.
+        """
         for one in parts(tensor):
             storage = _storage_of(one)
             if storage is not None and storage not in self._numbers:
@@ -108,7 +111,7 @@ class PlacedTensors:
             self._entries.append((next(self._next), CacheEmptied()))
 
     def number_of(self, tensor: Tensor) -> float:
-        """Return the number given to a tensor's storage, or infinity if the storage is not on the GPU.
+        """Return the number of a tensor's storage, or infinity if it is not on the GPU.
 
         Of several storages, the lowest number counts.
         """
@@ -116,19 +119,19 @@ class PlacedTensors:
         return min((float(self._numbers[one]) for one in storages if one in self._numbers), default=inf)
 
     def replace(self, old: Any, new: Tensor) -> None:
-        """Transfer the number of the storage `old`, if it has one, to the storage of the tensor `new`."""
+        """Transfer the number of storage `old`, if any, to the storage of tensor `new`."""
         if old in self._numbers:
             number = self._numbers[old]
             del self._numbers[old]
             self._watch(number, new.untyped_storage())
 
     def living(self, number: int) -> UntypedStorage | None:
-        """Return the storage with the given number, or None if that storage was freed."""
+        """Return the storage with a number, or None if it was freed."""
         ref = self._alive.get(number)
         return None if ref is None else ref()
 
     def take_entries(self) -> list[tuple[int, Entry]]:
-        """Return the log entries, each with its number in the order of all events, and clear the log."""
+        """Return the log entries, and clear the log. Each has its number in the order of all events."""
         entries, self._entries = self._entries, []
         return entries
 
@@ -183,7 +186,7 @@ class PlacedTensors:
 
 
 class PlacedResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that logs calls of operators on GPU tensors, whose results are on the GPU too."""
+    """A dispatch mode that logs operators on GPU tensors. Their results are on the GPU too."""
 
     def __init__(self, placed: PlacedTensors) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -216,7 +219,7 @@ class PlacedResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Replayed:
-    """The tensors of a log, rebuilt on the meta device, with stand-ins for storages that have been freed."""
+    """The tensors of a log, rebuilt on the meta device. Storages that have been freed get stand-ins."""
 
     def __init__(self, placed: PlacedTensors) -> None:
         self._placed = placed

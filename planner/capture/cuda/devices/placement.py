@@ -25,7 +25,10 @@ is_meta = torch._C.TensorBase.is_meta.__get__  # type: ignore[attr-defined]
 
 @dataclass(slots=True)
 class Placement:
-    """The state of a simulated GPU: the device that `cuda` maps to, and user code's tensors and streams."""
+    """The state of a simulated GPU while user code runs.
+
+    It has the device that `cuda` maps to, and the tensors and streams of user code.
+    """
 
     target: str = META  # device that `cuda` maps to for tensors that are not on the meta device
     capability: tuple[int, int] = (8, 0)
@@ -52,7 +55,7 @@ class Placement:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return the remarks as notes, each preceded by the first line of user code that caused it."""
+        """Return the remarks as notes. Each begins with the first line of user code that caused it."""
         return tuple(f"{line} {text}" for text, line in self.remarks.items())
 
     def watch(self, recorder: Any) -> None:
@@ -69,7 +72,10 @@ class Placement:
             self.placed.add_empty_cache()
 
     def put(self, tensor: Any) -> Any:
-        """Log a tensor that user code puts on the GPU, unless the loop runs, and return the tensor."""
+        """Log a tensor that user code puts on the GPU, and return the tensor.
+
+        Nothing is logged while the loop runs.
+        """
         if isinstance(tensor, Tensor) and not self.is_running:
             self.placed.add(tensor)
         return tensor
@@ -103,7 +109,10 @@ def put_off_until_recorded(work: Callable[[], None]) -> bool:
 
 
 def work_put_off() -> list[tuple[float, Callable[[], None]]]:
-    """Return the postponed calls, each with its position among tensors put on the GPU, and clear the list."""
+    """Return the postponed calls and clear their list.
+
+    Each has its position among the tensors put on the GPU.
+    """
     taken = [(put_order(marker), work) for marker, work in opened[-1].put_off] if opened else []
     if taken:
         opened[-1].put_off.clear()
@@ -134,7 +143,10 @@ def put_order(tensor: Tensor) -> float:
 
 
 def target_of(device: object) -> str:
-    """Return the device of the capture that stands for a GPU, and add a remark if its index is not 0."""
+    """Return the device of the capture that stands for a GPU.
+
+    A remark is added if the GPU's index is not 0.
+    """
     index = device if isinstance(device, int) else torch.device(device).index  # type: ignore[call-overload]
     if index:
         add_remark(f"uses cuda:{index}: each GPU stands for the planned one")

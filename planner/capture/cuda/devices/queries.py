@@ -78,7 +78,7 @@ _PLAIN_GENERATOR = torch.Generator
 
 
 class Handle(AbstractContextManager[Any]):
-    """A stand-in for an event or a device of torch.cuda; all of its work is already done."""
+    """A stand-in for an event or a device of torch.cuda. All of its work counts as done."""
 
     device_index = idx = 0
     device = torch.device("cuda", 0)
@@ -132,11 +132,12 @@ def replacements(
     empty_cache: Callable[[], None],
     streams: Callable[[], Streams],
 ) -> Iterator[Replacement]:
-    """Yield replacements for names of torch, torch.cuda and torch.accelerator that query or use the GPU.
+    """Yield replacements for names of torch that query or use the GPU.
 
-    `capability` and `streams` return the planned GPU's compute capability and the capture's streams. `remark`
-    is called with a text for each query whose answer the trace must guess and for a memory limit that user
-    code sets, `empty_cache` when user code empties the cache.
+    They are in torch, torch.cuda and torch.accelerator. `capability` and `streams` return the planned GPU's
+    compute capability and the capture's streams. `remark` is called with a text for each query whose answer
+    the trace must guess and for a memory limit that user code sets, `empty_cache` when user code empties the
+    cache.
     """
 
     def current() -> Stream:
@@ -266,9 +267,9 @@ class _AnyGenerator(type):
         return isinstance(instance, _PLAIN_GENERATOR)
 
     def __call__(cls, device: Any = "cpu") -> Any:
-        """Return a `torch.Generator` on the device, or on the CPU if the device is a GPU or `meta`.
+        """Return a `torch.Generator` on the device.
 
-        Random numbers of the planned GPU have no values.
+        For a GPU or `meta`, it is on the CPU. Random numbers of the planned GPU have no values.
         """
         is_gpu = torch.device(device).type in ("cuda", "meta")
         return _PLAIN_GENERATOR("cpu" if is_gpu else device)

@@ -20,7 +20,7 @@ _SAFE_SINCE: TorchVersion = (2, 5)
 
 
 def kernels(capability: tuple[int, int], version: TorchVersion) -> dict[str, Callable[..., Any]]:
-    """Return the attention kernel, keyed by operator name, for a compute capability and a torch version."""
+    """Return the attention kernels, keyed by operator name."""
 
     def attend(
         query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
@@ -80,10 +80,10 @@ def _additive(call: SdpaCall, mask: Tensor | None, dtype: torch.dtype) -> Tensor
 
 
 def _aligned(mask: Tensor) -> Tensor:
-    """Return the mask if its dense rows start at multiples of 8 elements, otherwise a copy with padded rows.
+    """Return the mask with dense rows that start at multiples of 8 elements.
 
-    This is `preprocess_mask`. The copy has the mask's shape, since it is made before the mask is expanded to
-    batch and heads.
+    If they do not, it is a copy with padded rows. This is `preprocess_mask`. The copy has the mask's shape,
+    since it is made before the mask is expanded to batch and heads.
     """
     if mask.stride(-1) == 1 and all(stride % 8 == 0 for stride in mask.stride()[:-1]):
         return mask
@@ -122,6 +122,9 @@ def _math(call: SdpaCall, scale: float | None) -> Tensor:
 
 
 def _ungrouped(call: SdpaCall, tensor: Tensor) -> Tensor:
-    """Return keys or values, repeated for each query head that shares them if the call groups queries."""
+    """Return keys or values, repeated for the query heads that share them.
+
+    A call without grouped queries gets them unchanged.
+    """
     groups = call.query.shape[-3] // tensor.shape[-3] if call.enable_gqa else 1
     return tensor.repeat_interleave(groups, -3) if groups > 1 else tensor

@@ -18,10 +18,10 @@ _MEAN = 1  # at::Reduction::Mean
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
-    """Run `linear` with the bias added by addmm or in place, as on CUDA (ATen/native/Linear.cpp).
+    """Run `linear` as CUDA does (ATen/native/Linear.cpp).
 
-    ATen adds the bias out of place for meta tensors or under a dispatch mode (TensorSubclassLikeUtils.h),
-    which would cost a second output.
+    The bias is added by addmm or in place. ATen adds the bias out of place for meta tensors or under a
+    dispatch mode (TensorSubclassLikeUtils.h), which would cost a second output.
     """
     if bias is not None and weight.dim() == 2:
         if x.dim() == 2:
@@ -83,7 +83,10 @@ def _one_hot(classes: Tensor, num_classes: int = -1) -> Any:
 
 
 def _mish_backward(grad: Tensor, x: Tensor) -> Any:
-    """Run `mish_backward` as one kernel (native_functions.yaml); ATen composes it for meta tensors."""
+    """Run `mish_backward` as one kernel, as on CUDA (native_functions.yaml).
+
+    ATen composes it for meta tensors.
+    """
     with torch._C._AutoDispatchBelowAutograd():
         return aten.mish_backward(grad, x)
 
@@ -165,9 +168,10 @@ class _RmsNorm(torch.autograd.Function):
 def _rms_norm(
     x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Any:
-    """Run `rms_norm` as one fused kernel that saves the input and one number per row.
+    """Run `rms_norm` as one fused kernel.
 
-    Inputs in a channels-last format, and weights of a dtype other than the input's, take the composite path.
+    It saves the input and one number per row. Inputs in a channels-last format, and weights of a dtype other
+    than the input's, take the composite path.
     """
     mixed = weight is not None and weight.dtype is not x.dtype
     if mixed or (suggests_channels_last(x) and not x.is_contiguous()):
@@ -178,7 +182,7 @@ def _rms_norm(
 def _composed_rms_norm(
     x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Any:
-    """Run `rms_norm` as its composite operators, as torch did before it had the fused kernel."""
+    """Run `rms_norm` as the operators of torch before the fused kernel."""
     return aten.rms_norm.default.decompose(x, normalized_shape, weight, eps)
 
 
@@ -246,10 +250,10 @@ def _with_kernel_strides(x: Tensor) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """An autograd function for the product of elements, whose gradient divides the product by each element.
+    """The product of elements as an autograd function.
 
-    torch counts the zeros first, and takes another path if an element is zero. That path is not planned,
-    though torch always takes it for meta tensors.
+    Its gradient divides the product by each element. torch counts the zeros first, and takes another path if
+    an element is zero. That path is not planned, though torch always takes it for meta tensors.
     """
 
     @staticmethod
@@ -300,7 +304,7 @@ _KERNELS: Mapping[str, Callable[..., Any]] = {
 
 
 def kernels(version: TorchVersion) -> dict[str, Callable[..., Any]]:
-    """Return the kernels of this module, keyed by operator name, for a version of torch."""
+    """Return the kernels of this module for a version of torch, by operator name."""
     older: dict[str, Callable[..., Any]] = {}
     if version < _FUSED_RMS_NORM_SINCE:
         older["rms_norm"] = _composed_rms_norm

@@ -18,7 +18,7 @@ Kernels = dict[str, Callable[..., Any]]
 
 
 def kernels(capability: tuple[int, int], version: TorchVersion) -> Kernels:
-    """Return the fast-path kernels, keyed by operator name, for a compute capability and a torch version."""
+    """Return the fast-path kernels, keyed by operator name."""
 
     def attend(
         query: Tensor, key: Tensor, value: Tensor, embed_dim: int, num_head: int, qkv_weight: Tensor,

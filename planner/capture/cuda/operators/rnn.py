@@ -39,7 +39,7 @@ def patches() -> Iterator[tuple[str, object]]:
 
 
 def _flatten_again(layer: Any) -> None:
-    """Move the weights of a recurrent layer into a new buffer, as each call does on a GPU."""
+    """Move the weights of a recurrent layer into a new buffer, as CUDA does in each call."""
     if not _can_flatten(layer) or any(map(is_on_host, layer._flat_weights)):
         return
     _move_into(
@@ -80,14 +80,15 @@ def _is_whole(layer: nn.RNNBase) -> bool:
 
 
 def kernels(capability: tuple[int, int]) -> dict[str, Callable[..., Any]]:
-    """Return kernels of recurrent layers and cells, keyed by operator name, for a compute capability."""
+    """Return the kernels of recurrent layers and cells, keyed by operator name."""
 
     ranks = chain([FIRST_DROPOUT_DIM], repeat(1))
 
     def dropout_state() -> Tensor:
-        """Return a tensor without memory that stands for cuDNN's dropout state, shared by all layers.
+        """Return the tensor that stands for cuDNN's dropout state.
 
-        Its rank tells whether this use is the first; the operator's workspace rule then allocates the state.
+        It takes no memory, and all layers share it. Its rank tells whether this use is the first; the
+        operator's workspace rule then allocates the state.
         """
         return torch.empty((0,) * next(ranks), dtype=torch.uint8, device="meta")
 
@@ -101,10 +102,10 @@ def kernels(capability: tuple[int, int]) -> dict[str, Callable[..., Any]]:
 def _kernel(
     mode: int, name: str, dropout_state: Callable[[], Tensor], capability: tuple[int, int]
 ) -> Callable[..., Any]:
-    """Return a function that runs a recurrent operator by cuDNN, or decomposed if cuDNN does not support it.
+    """Return a function that runs a recurrent operator by cuDNN.
 
-    `mode` is cuDNN's number for the kind of the layer. `NAME.input` takes samples of one length, `NAME.data`
-    packed samples.
+    If cuDNN does not support the call, it is decomposed. `mode` is cuDNN's number for the kind of the layer.
+    `NAME.input` takes samples of one length, `NAME.data` packed samples.
     """
     decompose = overload(name).decompose
 
@@ -150,7 +151,7 @@ def _run(
 
 
 def _shared_buffer(weights: Sequence[Tensor]) -> Tensor | None:
-    """Return a flat tensor over the storage that several weights share, or None if they share no storage.
+    """Return a flat tensor over the storage that several weights share, or None.
 
     A single weight gives None too. Without a shared storage, cuDNN's operator copies the weights into a
     buffer at each call.
@@ -192,14 +193,17 @@ def gru_cell(
 
 
 def gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor | None, ...]:
-    """Return a GRU cell's gradients of both gates and the state, and None for both biases (cuda/RNN.cu)."""
+    """Return the gradients of a GRU cell: of both gates, the state and both biases (cuda/RNN.cu).
+
+    The biases have None.
+    """
     width = 3 * (workspace.shape[1] // 5)
     gates = [workspace.new_empty((workspace.shape[0], width)) for _ in range(2)]
     return *gates, grad_hy.new_empty(grad_hy.shape), None, None
 
 
 def _gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor | None, ...]:
-    """Return a GRU cell's gradients of both gates, of the state and, if `has_bias`, of both biases."""
+    """Return the gradients of a GRU cell: of both gates, the state and, if `has_bias`, both biases."""
     with torch._C._AutoDispatchBelowAutograd():
         of_input, of_hidden, grad_hx, *none = aten._thnn_fused_gru_cell_backward(grad_hy, workspace, False)
         biases = [of_input.sum(0), of_hidden.sum(0)] if has_bias else none

@@ -189,7 +189,10 @@ def _drop_gradient(parameter: Tensor) -> None:
 
 
 def _state_bytes(parameter: Tensor, kind: Any, options: dict[str, Any]) -> int:
-    """Return the bytes of optimizer state for one parameter, measured by a step that is not recorded."""
+    """Return the bytes of optimizer state for one parameter.
+
+    They are measured by a step that is not recorded.
+    """
     hooks: Any = {name: OrderedDict() for name in _GLOBAL_HOOKS}  # the user's hooks must not see this step
     with (
         _disable_current_modes(),

@@ -46,7 +46,10 @@ OTHER_ROOMS = 8  # an even number, so that the likeliest limit is among them
 
 
 class Budget(Struct, frozen=True):
-    """The memory limits that a GPU leaves to the allocator at a confidence, and the figures behind them."""
+    """The memory limits that a GPU leaves to the allocator at a confidence.
+
+    The figures behind the limits are included.
+    """
 
     device: Device
     confidence: float
@@ -124,9 +127,9 @@ def _lower_confidences(confidence: float) -> tuple[float, ...]:
 
 
 def limits_at(budget: Budget, confidence: float) -> MemoryLimits | None:
-    """Return the memory limits of a replay at a confidence from 0 to 1, or None if every limit is enough.
+    """Return the memory limits of a replay at a confidence from 0 to 1.
 
-    None is possible only at a confidence below 0.5.
+    Returns None if every limit is enough. None is possible only at a confidence below 0.5.
     """
     z = NormalDist().inv_cdf(confidence)
     device, cap_bytes, verdicts = budget.device, budget.cap_bytes, margins_of(budget.likeness).verdicts
@@ -162,7 +165,7 @@ def judge_budget(budget: Budget, job: Job, trace: Trace) -> Budget:
 
 
 def with_likeness(budget: Budget, likeness: Likeness) -> Budget:
-    """Return the budget with its memory limits recomputed for another `Likeness`, which sets the margins."""
+    """Return the budget with the margins of another `Likeness`. The memory limits are recomputed."""
     if likeness == budget.likeness:
         return budget
     return make_budget(
@@ -188,7 +191,7 @@ def _max_need(left: float, deviation: float, verdicts: Spread, z: float) -> floa
 
 
 def room_beside_process(device: Device, correction: Correction | None) -> tuple[float, float, float | None]:
-    """Return the bytes left for the replay, their standard deviation, and the slope of a calibration's line.
+    """Return the bytes left for the replay, their standard deviation, and a calibration's slope.
 
     The slope is None if no line applies. With a line, a replay may need the bytes left divided by the slope.
     """
@@ -197,7 +200,7 @@ def room_beside_process(device: Device, correction: Correction | None) -> tuple[
 
 
 def _process_overhead(device: Device, correction: Correction | None) -> tuple[float, float, float | None]:
-    """Return a process's bytes outside its replay, their deviation, and the slope of a calibration's line.
+    """Return the bytes of a process outside its replay, their deviation, and a calibration's slope.
 
     Without a calibration's line, the bytes are the context and NCCL's memory, and the slope is None. With a
     line, its overhead is added, and replaces the context if the overhead includes the context.
@@ -213,7 +216,7 @@ def _process_overhead(device: Device, correction: Correction | None) -> tuple[fl
 
 
 def beside_context(device: Device) -> tuple[int, float]:
-    """Return the bytes that NCCL takes outside torch's allocator and the context, and their deviation.
+    """Return the bytes that NCCL takes outside of allocator and context, and their deviation.
 
     Both are 0 if the device has no figure for NCCL.
     """
@@ -232,7 +235,7 @@ def process_bytes(budget: Budget, peak_reserved_bytes: int) -> int:
 
 
 def upper_process_bytes(budget: Budget, peak_reserved_bytes: int) -> int:
-    """Return the upper bound, at the budget's confidence, of the bytes that nvidia-smi shows for a process.
+    """Return the upper bound of what nvidia-smi shows for a process, at the budget's confidence.
 
     The bound of a process that is expected to fit is at most the GPU's usable memory, since the allocator
     releases cached segments and cuDNN takes smaller workspaces if memory is short.

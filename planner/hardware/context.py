@@ -30,16 +30,18 @@ class ContextSize(NamedTuple):
 
 
 def stacks_mib(capability: tuple[int, int], sm_count: int) -> float:
-    """Return the total size in MiB of the stacks of all threads that the GPU can hold at once.
+    """Return the size in MiB of the stacks of all threads that a GPU holds at once.
 
-    >>> stacks_mib((8, 6), 28), stacks_mib((9, 0), 132)
-    (42.0, 264.0)
+    >>> stacks_mib((8, 6), 28), stacks_mib((9, 0), 132) (42.0, 264.0)
     """
     return sm_count * threads_per_sm(capability) * STACK_KIB / 1024
 
 
 def context_size(capability: tuple[int, int], sm_count: int) -> ContextSize:
-    """Return the estimated size of the CUDA context, from the number of threads that the GPU can hold."""
+    """Return the estimated size of the CUDA context.
+
+    It follows from the number of threads that the GPU can hold.
+    """
     return ContextSize(round(BASE_MIB + STACKS_SHARE * stacks_mib(capability, sm_count)), SPREAD_MIB)
 
 

@@ -131,7 +131,10 @@ def find_device(name: str, folder: Path = DEVICES_FOLDER) -> Device:
 
 
 def _hint(name: str, devices: Mapping[str, Device]) -> str:
-    """Return a text with the GPUs that an unknown name may mean: matching GPUs, or else similar names."""
+    """Return a text with the GPUs that an unknown name may mean.
+
+    They match the name, or have similar names.
+    """
     from difflib import get_close_matches
 
     key = device_key(name)
@@ -158,10 +161,11 @@ def search_devices(devices: Iterable[Device], words: Sequence[str]) -> tuple[Dev
 
 
 def device_key(name: str) -> str:
-    """Return a GPU's name in lower case without punctuation, NVIDIA's name and brands, and "(emulated)".
+    """Return a GPU's name in a form for comparison.
 
-    >>> device_key("NVIDIA GeForce RTX 4090"), device_key("rtx4090 (emulated)")
-    ('rtx4090', 'rtx4090')
+    It is in lower case without punctuation, brands and "(emulated)".
+
+    >>> device_key("NVIDIA GeForce RTX 4090"), device_key("rtx4090 (emulated)") ('rtx4090', 'rtx4090')
     """
     words = _words(name.removesuffix(EMULATED))
     return "".join(word for word in words if word not in ("nvidia", "geforce", "tesla", "quadro"))

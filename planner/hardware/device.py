@@ -19,7 +19,7 @@ LARGEST_TOTAL_MIB = 10_000_000
 
 
 class FigureKind(StrEnum):
-    """The type of source that a figure comes from, which tells how reliable the figure is."""
+    """The kind of source of a figure, which tells how reliable it is."""
 
     MEASURED = "measured"  # by this project, on that GPU
     PUBLISHED = "published"  # by others, as tools print it: nvidia-smi, torch's logs and error messages
@@ -47,7 +47,7 @@ class SourcedValue(Struct, frozen=True):
 
 
 class ProductLine(StrEnum):
-    """The market that a GPU is made for; SLICE is a part of a GPU (MIG)."""
+    """The market that a GPU is made for. SLICE is a part of a GPU (MIG)."""
 
     CONSUMER = "consumer"
     WORKSTATION = "workstation"
@@ -56,7 +56,7 @@ class ProductLine(StrEnum):
 
 
 class Vendor(StrEnum):
-    """The maker of a GPU, which decides the libraries that torch calls on it."""
+    """The maker of a GPU. It decides the libraries that torch calls."""
 
     NVIDIA = "nvidia"
     AMD = "amd"
@@ -75,7 +75,7 @@ class ProductInfo(Struct, frozen=True):
 
 
 class Device(Struct, frozen=True):
-    """A GPU to plan for, from the device database, from this machine, or given only by its memory."""
+    """A GPU to plan for. It is from the database, from this machine, or given by its memory alone."""
 
     name: str
     total: SourcedBytes  # as nvidia-smi shows it
@@ -90,14 +90,17 @@ class Device(Struct, frozen=True):
 
     @property
     def outside(self) -> tuple[int, float]:
-        """Return the bytes of a process outside torch's allocator (context and NCCL), and their deviation."""
+        """Return the bytes of a process outside torch's allocator, and their deviation.
+
+        They are the context and NCCL.
+        """
         if self.nccl is None:
             return self.context.value, self.context.spread
         return self.context.value + self.nccl.value, hypot(self.context.spread, self.nccl.spread)
 
     @property
     def target(self) -> Target:
-        """Return the compute capability and the number of multiprocessors, which decide which kernels run.
+        """Return what decides which kernels run: compute capability and multiprocessors.
 
         If the number of multiprocessors is unknown, the number of the largest GPU of the capability is taken.
         """
@@ -124,7 +127,10 @@ GENERIC_CONTEXT = _derived(
 
 
 def generic_context(capability: tuple[int, int], about: ProductInfo | None) -> SourcedBytes:
-    """Return the estimated CUDA context of a GPU, by its multiprocessors if known, else of a median GPU."""
+    """Return the estimated CUDA context of a GPU.
+
+    It follows from the multiprocessors, if known, else from a median GPU.
+    """
     if about is None or about.multiprocessors is None:
         return GENERIC_CONTEXT
     count = round(about.multiprocessors.value)

@@ -47,7 +47,7 @@ _HALF = (Precision.FP16, Precision.BF16)
 
 
 class Departure(Struct, frozen=True):
-    """A feature of a job that no published run of the job's kind has, and the doubt that the feature adds."""
+    """A feature of a job that no published run of its kind has. It adds a doubt."""
 
     what: str  # the feature, as the end of a sentence
     doubt: Doubt = Doubt.SETTING
@@ -65,7 +65,7 @@ class Likeness(Struct, frozen=True):
 
 
 class MarginPart(Struct, frozen=True):
-    """A contribution to the standard deviation of a job's memory need, as a fraction of the replay's need."""
+    """A contribution to the deviation of a job's memory need, as a fraction of the replay's need."""
 
     what: str
     scale: float
@@ -74,7 +74,7 @@ class MarginPart(Struct, frozen=True):
 
 
 class Margins(Struct, frozen=True):
-    """The distribution of the ratio of a job's memory need to the need of its replay."""
+    """The distribution of a job's memory need divided by its replay's need."""
 
     verdicts: Spread
     residuals: Residuals
@@ -119,7 +119,7 @@ def _part_of(departure: Departure, doubt: DoubtSpread) -> MarginPart:
 
 
 def likeness_of(job: Job, trace: Trace, capability: tuple[int, int]) -> Likeness:
-    """Return the published runs that a job resembles, by its options, its operators and its parameters."""
+    """Return the published runs that a job resembles. Options, operators and parameters are compared."""
     sites = Counter(site.op for site in trace.sites)
     lengths, padded = lengths_of(job, trace)
     kind = kind_of(job, trace)
@@ -199,9 +199,10 @@ def _is_large(job: Job, trace: Trace) -> bool:
 
 
 def _unlike(job: Job, trace: Trace, sites: Counter[str]) -> Iterator[str]:
-    """Yield the job's features for which no probability is given, each as the end of a sentence.
+    """Yield the job's features for which no probability is given.
 
-    The features are sizes that depend on values, generation, and sharding over several GPUs.
+    Each is the end of a sentence. The features are sizes that depend on values, generation, and sharding over
+    several GPUs.
     """
     if any(word in op for op in sites for word in _DETECTION) or Fact.RANDOM_SIZES in trace.facts:
         yield "has tensors whose sizes depend on values, as detectors do"
@@ -214,7 +215,7 @@ def _unlike(job: Job, trace: Trace, sites: Counter[str]) -> Iterator[str]:
 def _departures(
     job: Job, trace: Trace, sites: Counter[str], kind: RunKind, lengths: Lengths, capability: tuple[int, int]
 ) -> Iterator[Departure]:
-    """Yield a departure for each feature of the job that no published run of the kind has."""
+    """Yield a departure for each feature that no published run of the kind has."""
     settings, has_volumes = load_residuals().kinds[kind].settings, _has_volumes(job, trace)
     if settings is not None:
         yield from map(Departure, _other_settings(job, sites, settings, capability))
@@ -293,7 +294,7 @@ def _ranks_of_inputs(job: Job) -> set[int]:
 
 
 def _unmeasured(job: Job, sites: Counter[str], has_volumes: bool) -> Iterator[str]:
-    """Yield the job's features that no measured run has, each as the end of a sentence."""
+    """Yield the job's features that no measured run has. Each is the end of a sentence."""
     ranks = _ranks_of_inputs(job)
     if sites[CONVOLUTION] and has_volumes:
         yield "with three-dimensional convolutions"

@@ -38,9 +38,10 @@ def local_device(folder: Path = DEVICES_FOLDER, nvml: Any = None) -> Device:
 
 
 def detected_device(gpu: str, versions: Versions, folder: Path = DEVICES_FOLDER) -> Device:
-    """Return the device for a detected GPU, from the database, or else from the figures in `versions`.
+    """Return the device for a detected GPU.
 
-    Raises UsageError if no memory size is known.
+    It is from the database, or else from the figures in `versions`. Raises UsageError if no memory size is
+    known.
     """
     devices = [device for device in load_devices(folder) if is_same_gpu(device, gpu, versions)]
     if devices:

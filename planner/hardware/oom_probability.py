@@ -55,7 +55,7 @@ def estimate_oom_probability(
 
 
 def _probability_of_failures(budget: Budget, known: Sequence[tuple[float, bool]]) -> float:
-    """Return the probability that the memory is between two neighbouring limits of which at least one fails.
+    """Return the probability that the memory lies between two neighbouring limits, one of which fails.
 
     `known` holds memory limits in bytes, in ascending order, each with whether the batch fits.
     """
@@ -81,12 +81,11 @@ def oom_probability_at(budget: Budget, need_bytes: float) -> float:
 
 
 def probability_beyond(room: float, need: float, verdicts: Spread, deviation: float) -> float:
-    """Return the probability that a run whose replay needs `need` takes more than `room`.
+    """Return the probability that a run takes more than `room`.
 
-    `deviation` is the standard deviation of `room`; all are in the same unit.
+    Its replay needs `need`. `deviation` is the standard deviation of `room`; all are in the same unit.
 
-    >>> probability_beyond(100, 100, Spread(9, 0.0, 0.01), 0.0)
-    0.5
+    >>> probability_beyond(100, 100, Spread(9, 0.0, 0.01), 0.0) 0.5
     """
     spread = hypot(deviation, verdicts.scale * need)
     return 1 - NormalDist(0, max(spread, 1e-9)).cdf(room - (1 + verdicts.location) * need)

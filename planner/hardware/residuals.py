@@ -20,7 +20,7 @@ RESIDUALS_FILE = Path(__file__).with_name("residuals.json")
 
 
 class RunKind(StrEnum):
-    """The kinds of published runs, each of which has its own distribution of residuals."""
+    """The kinds of published runs. Each kind has its own distribution of residuals."""
 
     FIXED = "fixed sizes"  # only tensors, cuDNN's requests and the allocator decide the memory
     CONVOLUTIONS = "convolutions"  # with workspaces by a fitted term, in float32, cudnn.benchmark off
@@ -31,7 +31,7 @@ class RunKind(StrEnum):
 
 
 class Doubt(StrEnum):
-    """The reasons to widen the distribution of residuals of a job's kind of run (`RunKind`)."""
+    """The reasons to widen the distribution of residuals of a kind of run."""
 
     SETTING = "setting"  # a setting that no run of the kind has
     STORED = "stored"  # stored answers for the convolutions
@@ -42,7 +42,7 @@ class Doubt(StrEnum):
 
 
 class Spread(Struct, frozen=True):
-    """A normal distribution of the memory that a run needs, divided by the memory that its replay needs."""
+    """A normal distribution of a run's memory need divided by its replay's need."""
 
     outcomes: int  # published outcomes that it is fitted to
     location: float  # its mean minus 1
@@ -73,7 +73,7 @@ class Residuals(Struct, frozen=True):
 
 
 class DoubtSpread(Struct, frozen=True):
-    """The deviations that a doubt adds, as fractions of a replay's memory need and of the replay's peak."""
+    """The deviations that a doubt adds. They are fractions of a replay's memory need and of its peak."""
 
     scale: Annotated[float, Meta(ge=0)]
     peak_scale: Annotated[float, Meta(ge=0)]  # on an empty GPU, where no workspace is refused
@@ -81,14 +81,14 @@ class DoubtSpread(Struct, frozen=True):
 
 
 class Published(Struct, frozen=True):
-    """The residuals for each kind of run, and the extra deviation for each reason to doubt."""
+    """The residuals of published runs, by kind, and the extra deviation of each doubt."""
 
     kinds: dict[RunKind, Residuals]
     doubts: dict[Doubt, DoubtSpread]
 
     @property
     def widest(self) -> Spread:
-        """Return a spread with the largest location and scale of all kinds, for jobs that resemble no run."""
+        """Return a spread as wide as that of any kind. It is for jobs that resemble no run."""
         spreads = [one.verdicts for one in self.kinds.values()]
         location = max(spread.location for spread in spreads)
         return Spread(0, location, max(spread.scale for spread in spreads))

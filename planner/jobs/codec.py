@@ -56,7 +56,7 @@ def _arguments(values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
 
 
 def _is_default(name: str, value: object) -> bool:
-    """Return whether a value is its field's default, which may be a value that users cannot give."""
+    """Return whether a value is its field's default. Users cannot give some defaults."""
     default = _DEFAULTS.value(name)
     return type(value) is type(default) and value == default
 

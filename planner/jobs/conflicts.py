@@ -231,7 +231,10 @@ REQUIREMENTS = (
 
 
 def check_conflicts(job: Job) -> None:
-    """Raise UsageError for invalid numbers of ranks, or for the first refused combination of options."""
+    """Raise UsageError for the first combination of options that is refused.
+
+    Invalid numbers of ranks are refused too.
+    """
     problem = _problem_of_ranks(job.sharding)
     if problem:
         raise UsageError(f"{job.model.name}: {problem}")
@@ -245,7 +248,7 @@ def check_conflicts(job: Job) -> None:
 
 
 def _problem_of_ranks(sharding: Sharding) -> str:
-    """Return why the numbers of ranks of a sharding are invalid, or "" if they are valid."""
+    """Return why the numbers of ranks are invalid, or ""."""
     ranks, shards, replicas = sharding.ranks, sharding.fsdp, sharding.fsdp_arg.replicas
     for option, count in (("--fsdp", shards), ("--tp", sharding.tp), ("--world-size", sharding.world_size)):
         if count == 1:
@@ -262,7 +265,7 @@ def _problem_of_ranks(sharding: Sharding) -> str:
 
 
 def check_requirements(job: Job) -> None:
-    """Raise UsageError for the first option that is given without the option that it needs."""
+    """Raise UsageError for an option that lacks the option that it needs."""
     for requirement in REQUIREMENTS:
         given = next((name for name in requirement.options if SETTINGS[name](job)), None)
         if given is not None and not SETTINGS[requirement.needed](job):

@@ -20,7 +20,7 @@ FsdpType = Literal["bf16", "fp16", "fp32"]
 
 
 class FsdpArguments(Struct, frozen=True, forbid_unknown_fields=True):
-    """The arguments of FSDP2; None means the default of torch, of accelerate or of the planner."""
+    """The arguments of FSDP2. None means the default of torch, of accelerate or of the planner."""
 
     reshard_after_forward: bool | int | None = None
     replicas: Annotated[int, Meta(ge=1)] = 1  # groups of ranks, each of which holds all shards
@@ -39,7 +39,7 @@ class FsdpArguments(Struct, frozen=True, forbid_unknown_fields=True):
     activation_checkpointing: bool | None = None
 
     def non_default(self, *names: str) -> dict[str, Any]:
-        """Return the arguments that differ from their defaults, among `names` if given, else among all."""
+        """Return the arguments that differ from their defaults. Only `names` are compared if given."""
         default = FsdpArguments()
         return {
             name: value

@@ -47,7 +47,7 @@ _LONGEST = 2**31
 
 
 class ServingSettings(Struct, frozen=True):
-    """The settings of a server, under vLLM's names and with the defaults of its API server."""
+    """The settings of a server, under vLLM's names. The defaults are those of its API server."""
 
     gpu_memory_utilization: float = 0.92
     block_size: int = 16  # tokens
@@ -125,7 +125,7 @@ class ServingPlan(Struct, frozen=True):
 
     @property
     def tokens(self) -> int:
-        """Return the number of tokens that the blocks hold in addition to the states of one sequence.
+        """Return the number of tokens that the blocks hold beyond one sequence's states.
 
         It is 0 for a model without keys.
         """
@@ -203,10 +203,11 @@ def layer_bytes(model: "ServedModel", settings: ServingSettings) -> int:
 
 
 def activation_bytes(model: "ServedModel", tokens: int) -> int:
-    """Return the peak bytes of one layer: the residual, its norm, and the tensors of attention or the MLP.
+    """Return the peak bytes of one layer's activations.
 
-    Attention holds queries, keys and values in one tensor, and its output. The MLP holds gate and up in one
-    tensor, and their product (vllm/model_executor/models/llama.py). The larger of the two counts.
+    They are the residual, its norm, and the tensors of attention or the MLP. Attention holds queries, keys
+    and values in one tensor, and its output. The MLP holds gate and up in one tensor, and their product
+    (vllm/model_executor/models/llama.py). The larger of the two counts.
     """
     attention = 2 * model.queries + model.keys
     return model.item_bytes * tokens * (2 * model.hidden + max(attention, 3 * model.intermediate))

@@ -68,5 +68,8 @@ def _envelope(lines: Sequence[_Line]) -> list[_Line]:
 
 
 def _is_hidden(low: _Line, middle: _Line, high: _Line) -> bool:
-    """Return whether the middle one of three lines, sorted by slope, is nowhere above both other lines."""
+    """Return whether the middle of three lines is nowhere above both others.
+
+    The lines are sorted by slope.
+    """
     return (low[1] - high[1]) * (middle[0] - low[0]) <= (low[1] - middle[1]) * (high[0] - low[0])

@@ -45,7 +45,7 @@ class Phase(StrEnum):
 
 
 class Fact(StrEnum):
-    """A property of a trace that planning depends on; the trace's notes state it for the user."""
+    """A property of a trace that planning depends on. The trace's notes state it for the user."""
 
     RANDOM_SIZES = "random_sizes"  # some sizes depend on values that were drawn at random
     WEIGHTS_FROM_HOST = "weights_from_host"  # it resumes with weights that it loads onto the CPU
@@ -54,7 +54,7 @@ class Fact(StrEnum):
 
 
 class Outcome(StrEnum):
-    """The outcome of a batch: it fits without retries, fits with retries, or does not fit."""
+    """The outcome of a batch: it fits, fits with retries, or does not fit."""
 
     FITS = "yes"
     FITS_WITH_RETRIES = "with_retries"  # cached segments had to be released on the way, which costs time
@@ -81,7 +81,7 @@ class Free(Struct, frozen=True, gc=False):
 
 
 class PhaseStart(Struct, frozen=True, gc=False):
-    """The start of a phase of a step; steps count from 1, set-up is step 0."""
+    """The start of a phase of a step. Steps count from 1; step 0 is the set-up."""
 
     step: int
     phase: Phase
@@ -98,7 +98,7 @@ class Site(Struct, frozen=True):
 
 
 class TensorProvenance(Struct, frozen=True):
-    """The shape, dtype and source line of a block, recorded on demand and at one batch size only."""
+    """The shape, dtype and source line of a block. They are recorded on demand, at one batch size."""
 
     block: int
     shape: tuple[int, ...]
@@ -108,7 +108,7 @@ class TensorProvenance(Struct, frozen=True):
 
 
 class GrowthSource(Struct, frozen=True):
-    """The module, operator and source line that allocate blocks whose number grows with every step."""
+    """The place that allocates more blocks with every step: module, operator and source line."""
 
     module: str
     op: str
@@ -143,7 +143,7 @@ class Trace(Struct, frozen=True):
     facts: frozenset[Fact] = frozenset()
 
     def convolution_by_block(self) -> Mapping[int, Convolution]:
-        """Return the convolution of each block that is the workspace of a known convolution."""
+        """Return the convolution of each block that is a convolution's workspace."""
         return self.convolutions or {row.block: row.convolution for row in self.conv_workspaces}
 
 

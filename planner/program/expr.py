@@ -48,7 +48,7 @@ COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
 
 
 class Guard(Struct, frozen=True):
-    """A comparison of two nodes, and the result that the comparison must have for the expressions to hold."""
+    """A comparison that must hold for the expressions to be valid. It has two nodes and the result."""
 
     comparison: str
     left: int
@@ -67,7 +67,10 @@ class OpExpr(Struct, frozen=True):
 
 
 class GuardedOps(Struct, frozen=True):
-    """The operations of a kernel as expressions, valid in a range of batch sizes if all guards hold."""
+    """The operations of a kernel as expressions.
+
+    They are valid in a range of batch sizes if all guards hold.
+    """
 
     min_batch: int
     max_batch: int
@@ -113,7 +116,7 @@ def express_ops(
 
 
 def evaluate(variant: GuardedOps, batch: int, sm_count: int) -> OpenKernelOps | None:
-    """Return a variant's operations at a batch size and number of SMs, or None if it is not valid there."""
+    """Return a variant's operations at a batch size and number of SMs, or None."""
     if not variant.min_batch <= batch <= variant.max_batch:
         return None
     if not variant.ops and not variant.guards:
@@ -137,9 +140,10 @@ def first_matching(variants: Iterable[GuardedOps], batch: int, sm_count: int) ->
 
 
 def _values(nodes: Sequence[Node], batch: int, sm_count: int) -> list[int] | None:
-    """Return the value of each node, or None if a node divides by zero or exceeds `_MOST_BITS` bits.
+    """Return the value of each node, or None.
 
-    Both can happen only with nodes that were read from a file.
+    It is None if a node divides by zero or exceeds `_MOST_BITS` bits. Both can happen only with nodes that
+    were read from a file.
     """
     values: list[int] = []
     for operation, a, b in nodes:

@@ -40,7 +40,7 @@ class Growth(Struct, frozen=True):
 
 
 def find_growth(trace: Trace) -> Growth | None:
-    """Return the memory that grows in every step, or None if no memory does or too few steps are traced."""
+    """Return the memory that grows in every step, or None. It is None too if too few steps are traced."""
     ends = _held_at_ends(trace)
     if len(ends) < FEWEST_STEPS:
         return None
@@ -61,10 +61,10 @@ def find_growth(trace: Trace) -> Growth | None:
 
 
 def _last_step(trace: Trace, growth: Growth) -> int | None:
-    """Return the last step in which memory grows, or None if torch's pool of streams does not bound it.
+    """Return the last step in which memory grows, or None if growth is unbounded.
 
-    The pool bounds the growth if no two growing blocks of a site share a stream, and none of the sites
-    allocates on the default stream alone.
+    torch's pool of streams may bound it. The pool bounds the growth if no two growing blocks of a site share
+    a stream, and none of the sites allocates on the default stream alone.
     """
     streams = {event.block: event.stream for event in trace.events if isinstance(event, Alloc)}
     last = growth.steps
@@ -79,7 +79,7 @@ def _last_step(trace: Trace, growth: Growth) -> int | None:
 
 
 def growing_blocks(trace: Trace, growth: Growth) -> Mapping[Site, list[int]]:
-    """Return, by growing site, the blocks that are live at the end of the trace, in order of allocation."""
+    """Return the blocks of each growing site that are live at the end. They are in order of allocation."""
     growing = {one.site for one in growth.sites}
     freed = {event.block for event in trace.events if isinstance(event, Free)}
     blocks: dict[Site, list[int]] = {}
@@ -90,7 +90,7 @@ def growing_blocks(trace: Trace, growth: Growth) -> Mapping[Site, list[int]]:
 
 
 def _held_at_ends(trace: Trace) -> list[Counter[int]]:
-    """Return, for the end of each step starting at step 1, the rounded live bytes by site number."""
+    """Return the rounded live bytes of each site at the end of each step. Steps start at 1."""
     held: Counter[int] = Counter()
     alive: dict[int, tuple[int, int]] = {}
     ends: list[Counter[int]] = []

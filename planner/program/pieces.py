@@ -31,7 +31,7 @@ class NotJoinedError(Exception):
 
 
 class Piece(Struct, frozen=True):
-    """The events of one batch, with the indices of the events whose blocks outlive a batch."""
+    """The events of one batch, with those whose blocks outlive it. The latter are given by index."""
 
     trace: Trace
     lasting: tuple[tuple[int, Variable], ...]  # index and variable of each allocation that outlives the batch
@@ -62,7 +62,7 @@ class _Segment(Struct, Generic[_Event], frozen=True):
 
 
 def cut_trace(trace: Trace) -> list[list[Piece]]:
-    """Return the pieces of a trace, by step, without the start of phase END; step 0 is the set-up."""
+    """Return the pieces of a trace, by step. Step 0 is the set-up; the start of phase END is left out."""
     segments = _split(trace.events)
     born, whole = _find_variables(segments), replace(trace, convolutions=trace.convolution_by_block())
     steps: list[list[Piece]] = [[] for _ in range(segments[-1].step + 1)]
@@ -90,7 +90,10 @@ def cut_program(program: Program) -> list[list[ProgramPiece]]:
 
 
 def is_periodic(steps: Sequence[Sequence[Piece]]) -> bool:
-    """Return whether two or more steps follow the set-up, and the last two have equal requests and frees."""
+    """Return whether the last two steps have equal requests and frees.
+
+    At least two steps must follow the set-up.
+    """
     return len(steps) > 2 and [*map(_requests, steps[-1])] == [*map(_requests, steps[-2])]
 
 
@@ -112,9 +115,9 @@ class Joiner:
         self._numbers = count(FIRST_LASTING) if numbers is None else numbers
 
     def join(self, piece: Piece, step: int) -> Trace:
-        """Renumber the next piece to continue the earlier pieces, as step `step`, and return its trace.
+        """Renumber a piece to continue the earlier pieces, and return its trace.
 
-        Raises NotJoinedError if the piece frees a variable that is not alive.
+        It becomes step `step`. Raises NotJoinedError if the piece frees a variable that is not alive.
         """
         self.index += 1
         events: list[Event] = [*piece.trace.events]
@@ -131,7 +134,7 @@ class Joiner:
         return replace(piece.trace, events=tuple(events))
 
     def copy(self) -> "Joiner":
-        """Return a copy with the same live blocks; both take new block numbers from one counter."""
+        """Return a copy with the same live blocks. Both take new block numbers from one counter."""
         twin = Joiner(self._numbers)
         twin.live, twin.index = dict(self.live), self.index
         return twin
@@ -177,7 +180,7 @@ def _piece(index: int, trace: Trace, born: _Born) -> Piece:
 
 
 def _requests(piece: Piece) -> list[object]:
-    """Return the requests, frees and phases of a piece, with blocks named by their order or variable."""
+    """Return the requests, frees and phases of a piece. Blocks are named by their order or variable."""
     variables = dict(piece.lasting) | {index: (age, variable) for index, age, variable in piece.freed}
     order: dict[int, int] = {}
     requests: list[object] = []

@@ -4,11 +4,10 @@ from collections.abc import Iterable
 
 
 def pinned_bytes(sizes: Iterable[int]) -> int:
-    """Return the bytes that torch pins for blocks of these sizes, each rounded up to a power of two.
+    """Return the bytes that torch pins for blocks.
 
-    Source: at/core/CachingHostAllocator.h, `allocate`.
+    Each size is rounded up to a power of two. Source: at/core/CachingHostAllocator.h, `allocate`.
 
-    >>> pinned_bytes([1, 3, 1024, 1025])
-    3077
+    >>> pinned_bytes([1, 3, 1024, 1025]) 3077
     """
     return sum(1 << (size - 1).bit_length() for size in sizes)

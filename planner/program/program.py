@@ -38,10 +38,10 @@ LARGEST_BATCH = 2**24  # a job that fits even this does not depend on its batch 
 
 
 class AffineAlloc(Struct, frozen=True, gc=False):
-    """The allocation of a block whose bytes are a polynomial in the batch size, of degree two at most.
+    """The allocation of a block whose bytes are a polynomial in the batch size.
 
-    Its coefficients are `fixed_bytes`, `bytes_per_sample` and `bytes_per_pair`. In a program whose `unit` is
-    above 1, the batch size is the number of units, not of samples.
+    Its degree is two at most. Its coefficients are `fixed_bytes`, `bytes_per_sample` and `bytes_per_pair`. In
+    a program whose `unit` is above 1, the batch size is the number of units, not of samples.
     """
 
     block: int
@@ -62,7 +62,7 @@ ProgramEvent = AffineAlloc | Free | PhaseStart
 
 
 class KernelCall(Struct, frozen=True, gc=False):
-    """A call of an operator that has a workspace rule, or the first call that uses cuBLAS."""
+    """A call of an operator with a workspace rule, or the first call that uses cuBLAS."""
 
     signature: int
     site: int
@@ -100,12 +100,15 @@ class WorkspaceRules(Protocol):
     """The evaluator of the workspace rules, which needs torch."""
 
     def evaluate(self, signature: int, batch: int, target: Target) -> GuardedOps:
-        """Return a variant for a signature that is valid at least for this batch size on this GPU."""
+        """Return a variant for a signature that is valid at a batch size on a GPU."""
 
 
 @dataclass(slots=True)
 class Program:
-    """The events and kernel calls of a job's first steps, for any batch size in the validated range."""
+    """The events and kernel calls of a job's first steps, for a range of batch sizes.
+
+    The range was validated.
+    """
 
     events: tuple[ProgramEvent, ...]  # without the events of kernels' workspaces
     sites: tuple[Site, ...]
@@ -146,12 +149,12 @@ class Program:
         return self.workspaces_at(batch, target) is not None
 
     def specialize(self, batch: int, target: Target) -> Trace | None:
-        """Return the trace at a batch size on a GPU, or None if the program does not hold for this pair."""
+        """Return the trace at a batch size on a GPU, or None if the program does not hold there."""
         workspaces = self.workspaces_at(batch, target)
         return None if workspaces is None else self.instantiate(batch, workspaces)
 
     def key(self, batch: int, target: Target) -> Hashable:
-        """Return a key that is equal only for equal traces at `batch`, or None if `batch` is not covered."""
+        """Return a key that is equal only for equal traces, or None if `batch` is not covered."""
         workspaces = self.workspaces_at(batch, target)
         return None if workspaces is None else (self.structure, workspaces)
 
@@ -168,7 +171,7 @@ class Program:
         return variants is None or variants.min_batch == variants.max_batch
 
     def workspaces_at(self, batch: int, target: Target) -> KernelWorkspaces | None:
-        """Return all kernels' workspaces at a batch size on a GPU, or None if the pair is not covered.
+        """Return all kernels' workspaces at a batch size on a GPU, or None if not covered.
 
         If no variant's guards hold, the workspace rules are evaluated, if present, and the new variant is
         appended.
@@ -189,7 +192,7 @@ class Program:
         return answer_convolutions(known.cublas_bytes, workspaces, target)
 
     def instantiate(self, batch: int, workspaces: KernelWorkspaces = NO_WORKSPACES) -> Trace:
-        """Return the trace at a batch size, given the workspaces that kernels allocate at that batch size."""
+        """Return the trace at a batch size, with the given kernel workspaces."""
         convolutions: dict[int, Convolution] = {}
         units = batch // self.unit
         events = tuple(self._splice(units, workspaces, convolutions))
@@ -293,7 +296,7 @@ def events_at(events: Sequence[ProgramEvent], batch: int) -> list[Event]:
 
 
 def _calls_by_order(ops: Sequence[KernelOps]) -> tuple[Sequence[KernelOps], Sequence[KernelOps]]:
-    """Return, by signature, the operations of the first call and the operations of later calls.
+    """Return the operations of first calls and of later calls, each by signature.
 
     Only first calls autotune.
     """
@@ -303,7 +306,10 @@ def _calls_by_order(ops: Sequence[KernelOps]) -> tuple[Sequence[KernelOps], Sequ
 
 
 def constant_program(trace: Trace, target: Target) -> Program:
-    """Convert a trace to a program for its batch size only, on GPUs of the target's compute capability."""
+    """Convert a trace to a program for its batch size only.
+
+    It holds on GPUs of the target's compute capability.
+    """
     return Program(
         constant_events(trace.events),
         trace.sites,
@@ -365,7 +371,10 @@ def validate_program(program: Program, batches: Sequence[int]) -> None:
 
 
 def sample_batches(min_batch: int, max_batch: int) -> Iterator[int]:
-    """Yield the batch sizes at which rules are sampled: all up to 16, then up to eight per doubling."""
+    """Yield the batch sizes at which rules are sampled.
+
+    They are all sizes up to 16, then up to eight per doubling.
+    """
     batch = min_batch
     while batch < max_batch:
         yield batch

@@ -23,7 +23,10 @@ class ProgramSet(Protocol):
         """Return the trace at a batch size. Raises UsageError or ModelError."""
 
     def key(self, batch: int, target: Target) -> Hashable:
-        """Return a key that is equal if and only if traces are equal, or None if traces must be compared."""
+        """Return a key that is equal if and only if traces are, or None.
+
+        Without a key, traces must be compared.
+        """
 
     def bound(self, target: Target) -> LowerBound | None:
         """Return a lower bound of the tensors' memory, or None if no program gives one."""
@@ -36,7 +39,10 @@ class ProgramBuilder(Protocol):
     """A builder that captures programs of a job with torch."""
 
     def programs(self, target: Target) -> tuple[Program, ...]:
-        """Return the program for the target, and if made a program of batch 1, or () if no program fits."""
+        """Return the programs for the target.
+
+        They are the program and, if made, a program of batch 1; () if no program fits.
+        """
 
     def run(self, batch: int, target: Target) -> Program:
         """Capture one run and return its program, for this batch only. Raises the errors of a capture."""

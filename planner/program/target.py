@@ -39,7 +39,7 @@ SM_LIMITS: Mapping[Capability, SmLimits] = {
 
 
 def threads_per_sm(capability: Capability) -> int:
-    """Return the largest number of resident threads of an SM, or 2,048 if the capability is not listed."""
+    """Return the largest number of resident threads of an SM. It is 2,048 if the capability is not listed."""
     limits = SM_LIMITS.get(capability)
     return 2048 if limits is None else limits.threads
 

@@ -19,12 +19,12 @@ _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})(\.\d{1,4})?([+.a-z]\w{0,40})?")
 
 
 def parse_torch_option(text: str) -> str:
-    """Return the value of `--torch` as `Job` stores it, such as "2.6", or "" for the newest known version.
+    """Return the value of `--torch` as `Job` stores it, such as "2.6".
 
-    Raises UsageError for a text that is not a version, and for versions older than `OLDEST_TORCH`.
+    It is "" for the newest known version. Raises UsageError for a text that is not a version, and for
+    versions older than `OLDEST_TORCH`.
 
-    >>> parse_torch_option("2.6.0+cu124"), parse_torch_option("2.13.0")
-    ('2.6', '')
+    >>> parse_torch_option("2.6.0+cu124"), parse_torch_option("2.13.0") ('2.6', '')
     """
     if not text:
         return ""
@@ -40,10 +40,11 @@ def parse_torch_option(text: str) -> str:
 
 
 def torch_version_of(text: str) -> TorchVersion:
-    """Return the numbers of a version such as "2.6.0+cu124", or the newest known version for any other text.
+    """Return the numbers of a version such as "2.6.0+cu124".
 
-    >>> torch_version_of("2.6.0+cu124"), torch_version_of("")
-    ((2, 6), (2, 13))
+    Any other text gives the newest known version.
+
+    >>> torch_version_of("2.6.0+cu124"), torch_version_of("") ((2, 6), (2, 13))
     """
     match = re.match(r"(\d+)\.(\d+)", text)
     return NEWEST_TORCH if match is None else (int(match[1]), int(match[2]))

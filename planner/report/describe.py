@@ -128,7 +128,10 @@ def _given(arguments: Arguments | FsdpArguments) -> str:
 
 
 def place_text(place: "Failure | PeakLocation") -> str:
-    """Return text on the place where memory was requested. It has the step, phase, module and operator."""
+    """Return text on the place where memory was requested.
+
+    It has the step, phase, module and operator, if they are known.
+    """
     return ", ".join(_place(place))
 
 

@@ -21,7 +21,7 @@ _Result = TypeVar("_Result")
 
 
 class OtherRankError(PlannerError):
-    """Base class of errors that stop a rank at a message between ranks."""
+    """Base class of errors that stop a rank's run when it sends or receives a message."""
 
 
 class MessageNeededError(OtherRankError):

@@ -106,7 +106,7 @@ class Buckets:
                     parameter.grad = view
 
     def _on_gradient(self, index: int, parameter: Tensor) -> None:
-        """Copy a gradient into its bucket.
+        """Copy a gradient into its bucket, without reducing the bucket.
 
         With `ddp_bucket_view`, the gradient becomes a view of the bucket. Source:
         Reducer::mark_variable_ready_dense. Without views the gradient is copied back after the reduction,

@@ -151,7 +151,7 @@ def _changes_lists(func: Any) -> bool:
 
 
 def _changes_elements(func: Any) -> bool:
-    """Return whether an operator changes only elements of its first tensor."""
+    """Return whether an operator works in place on its first tensor and keeps its strides."""
     name = func._schema.name
     return name.endswith("_") and "resize" not in name and torch.Tag.inplace_view not in func.tags
 

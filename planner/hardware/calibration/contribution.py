@@ -35,7 +35,7 @@ _VERSIONS = {
 
 
 def pack(calibration: Calibration, read: Callable[[Path], bytes] = Path.read_bytes) -> Calibration:
-    """Convert a calibration to the form in which users contribute it, without private data.
+    """Convert a calibration to the form for contributions, without private data.
 
     Raises UsageError if it may not be contributed.
     """
@@ -56,9 +56,10 @@ def pack(calibration: Calibration, read: Callable[[Path], bytes] = Path.read_byt
 
 
 def check_contribution(path: Path) -> list[str]:
-    """Return the problems of a contributed file, one line each; empty if the file may be merged.
+    """Return the problems of a contributed file, one line each.
 
-    The file is read strictly: an error of its format names line and key.
+    The file may be merged if there are none. The file is read strictly: an error of its format names line and
+    key.
     """
     try:
         calibration = load_calibration(path)
@@ -75,7 +76,7 @@ def check_contribution(path: Path) -> list[str]:
 
 
 def _public_job(job: Job, read: Callable[[Path], bytes]) -> Job:
-    """Return the job with the name of a private model, such as a user's file, replaced by a digest."""
+    """Return the job, with a private model's name replaced by a digest. An example is a user's file."""
     structure = dict(job.model.args).get("structure")
     name = job.model.origin
     if structure is not None and len(job.model.args) == 1:
@@ -92,7 +93,7 @@ def _public_job(job: Job, read: Callable[[Path], bytes]) -> Job:
 
 
 def _private(job: Job) -> Iterator[str]:
-    """Yield a problem for each part of a job that names a file, a person or a machine."""
+    """Yield each part of a job that names a file, a person or a machine, as a problem."""
     if not _PUBLIC.fullmatch(job.model.origin):
         yield f"job.model: {job.model.origin!r} is no public name and no digest"
     values: dict[str, Any] = job_to_json(job)

@@ -111,7 +111,7 @@ def check_folders(folders: Sequence[Path]) -> Sequence[Path]:
 
 
 def file_name(key: Key) -> str:
-    """Return the file name for a key: the GPU, model and optimizer, then a digest of the key."""
+    """Return the file name for a key. It has the GPU, model and optimizer, then a digest of the key."""
     document = json.dumps(_key_to_json(key), sort_keys=True)
     model = key.job.model.origin
     readable = re.sub(r"[^a-z0-9]+", "-", f"{key.gpu} {model} {key.job.loop.optimizer}".lower()).strip("-")
@@ -119,7 +119,7 @@ def file_name(key: Key) -> str:
 
 
 def add_points(folder: Path, key: Key, points: Sequence[Point], origins: Origins, fit: Fitter) -> Calibration:
-    """Add runs to the calibration file of their key, fit a line to all its runs, and return the calibration.
+    """Add runs to the calibration file of their key, and return the refitted calibration.
 
     A run that the file has already, equal in all fields, is not added again, but its replayed peak is
     replaced. Raises ValueError for points of another key or origin, and DataFileError if the file cannot be
@@ -267,9 +267,9 @@ def _point_to_json(point: Point) -> dict[str, Any]:
 
 
 def _locked(folder: Path) -> AbstractContextManager[Any]:
-    """Create a folder, lock it against other processes, and return a context manager that unlocks it.
+    """Create a folder and lock it against other processes.
 
-    Raises DataFileError if the folder cannot be written.
+    Returns a context manager that unlocks it. Raises DataFileError if the folder cannot be written.
     """
     from filelock import FileLock
 

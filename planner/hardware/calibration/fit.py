@@ -58,7 +58,10 @@ Floats = NDArray[np.float64]
 
 
 class LeftOut(Struct, frozen=True):
-    """A run's measured and replayed peak, and the peak predicted by a line fitted without its batch size."""
+    """The peaks of a run that was left out of a fit: measured, replayed and predicted.
+
+    The line was fitted without the run's batch size.
+    """
 
     batch: int
     measured_bytes: int
@@ -72,7 +75,7 @@ class LeftOut(Struct, frozen=True):
 
 
 def fit_points(points: Sequence[Point]) -> Fit | NoFit:
-    """Return the robust line fitted to the unconstrained runs, or a `NoFit` with the reason to refuse it.
+    """Return the robust line fitted to the unconstrained runs, or the reason to refuse it.
 
     Runs that failed, had retries or had a cap are left out, since limits clip their peaks. Raises ValueError
     if emulated and other runs are mixed.
@@ -148,7 +151,7 @@ def _refuse(points: Sequence[Point], whole: Sequence[Point], used: Sequence[Poin
 
 
 def _worse_than_none(used: Sequence[Point], context: bool) -> NoFit | None:
-    """Return a refusal of the line if it predicts left-out runs worse than the replay alone, else None.
+    """Return a refusal if the line predicts left-out runs worse than the replay does, else None.
 
     If the peaks include the context, the median context is added to the replay.
     """
@@ -175,7 +178,10 @@ def _median_context_bytes(points: Sequence[Point]) -> float | None:
 
 
 def _expected_overhead(points: Sequence[Point], context: bool) -> float | None:
-    """Return the line's expected overhead in MiB, or None if peaks include a context that no run measured."""
+    """Return the line's expected overhead in MiB.
+
+    Returns None if peaks include a context that no run measured.
+    """
     if not context:
         return 0.0 if points[0].observation.source == "emulated" else LAZY_MIB  # no kernels are loaded there
     shown = _median_context_bytes(points)  # after the third step, with lazily loaded code

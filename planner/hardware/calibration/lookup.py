@@ -45,7 +45,7 @@ class Correction(Struct, frozen=True):
 
 
 class CalibrationQuery(Struct, frozen=True):
-    """A job on a GPU for which a calibration is searched; `torch` is None to match every version."""
+    """A job on a GPU for which a calibration is searched. `torch` is None to match every version."""
 
     job: Job
     device: Device
@@ -75,14 +75,14 @@ def find_calibration(stored: Sequence[Calibration], query: CalibrationQuery) -> 
 
 
 def _contributed(correction: Correction) -> Correction:
-    """Return a correction marked as contributed, with at least the extra spread for other versions."""
+    """Return a correction marked as contributed. It has at least the extra spread for other versions."""
     extra = max(correction.extra_spread_bytes, CONTEXT_SPREAD_BYTES)
     about = f"contributed by a user: {correction.about}"
     return replace(correction, about=about, extra_spread_bytes=extra)
 
 
 def find_run(stored: Iterable[Calibration], query: CalibrationQuery, batch: int) -> Observation | None:
-    """Return a stored run of the same job, batch size and GPU, or None if no such run is stored.
+    """Return a stored run of the same job, batch size and GPU, or None.
 
     The run is unconstrained, not emulated, and its allocated peak is known.
     """
@@ -129,7 +129,7 @@ def _find(usable: Sequence[Calibration], query: CalibrationQuery) -> Correction 
 
 
 def _by_job(here: Sequence[Calibration], query: CalibrationQuery) -> Correction | None:
-    """Return the correction from a fit of the same job, or None if no calibration of the job has a fit.
+    """Return the correction from a fit of the same job, or None.
 
     A fit under the queried version of torch is preferred. All calibrations are of one GPU.
     """
@@ -139,7 +139,7 @@ def _by_job(here: Sequence[Calibration], query: CalibrationQuery) -> Correction 
 
 
 def _by_fit(level: MatchLevel, calibrations: Iterable[Calibration]) -> Correction | None:
-    """Return a correction from the first calibration with a fitted line, or None if no line was fitted."""
+    """Return a correction from the first calibration with a fitted line, or None."""
     for one in calibrations:
         if isinstance(one.fit, Fit):
             inside, about = one.includes_context, one.describe()
@@ -152,7 +152,7 @@ def _by_fit(level: MatchLevel, calibrations: Iterable[Calibration]) -> Correctio
 
 
 def _by_context(level: MatchLevel, calibrations: Iterable[Calibration]) -> Correction | None:
-    """Return a correction of the context alone, to the runs' median, or None if no context is known."""
+    """Return a correction of the context alone, from the median of the runs, or None."""
     with_context = [one for one in calibrations if one.contexts]
     if not with_context:
         return None

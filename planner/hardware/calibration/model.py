@@ -30,7 +30,10 @@ def origin_of(gpu: str) -> Origin:
 
 
 class Versions(Struct, frozen=True, forbid_unknown_fields=True):
-    """The versions of software and the memory of the GPU in a run; None if the record lacks a figure."""
+    """The versions of software in a run, and the memory of its GPU.
+
+    A figure that the record lacks is None.
+    """
 
     torch: Text  # as in `torch.__version__`: "2.6.0+cu124"
     cuda: Text | None  # `torch.version.cuda`: "12.4"
@@ -42,7 +45,7 @@ class Versions(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
-    """The settings of a process that affect its memory and are not part of its job."""
+    """The settings of a process that affect its memory and are no part of its job."""
 
     matmul_tf32: bool = False  # `torch.backends.cuda.matmul.allow_tf32`
     cudnn_tf32: bool = True  # `torch.backends.cudnn.allow_tf32`
@@ -82,7 +85,7 @@ class Observation(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def rise_bytes(self) -> int | None:
-        """Return the rise from a process's level before the first tensor to its peak, or None if unknown."""
+        """Return the rise from a process's level before the first tensor to its peak, or None."""
         if self.process_rise_bytes is not None:
             return self.process_rise_bytes
         if self.process_peak_bytes is None or self.context_before_bytes is None:
@@ -139,7 +142,7 @@ class NoFit(Struct, frozen=True, forbid_unknown_fields=True, rename={"reason": "
 
 
 class Key(Struct, frozen=True):
-    """The job, GPU, versions and settings for which a calibration is valid; each key has one file."""
+    """The job, GPU, versions and settings for which a calibration is valid. Each key has one file."""
 
     job: Job
     gpu: str
@@ -168,14 +171,17 @@ class Calibration(Struct, frozen=True):
         return [size_bytes for size_bytes in sizes if size_bytes is not None]
 
     def describe(self) -> str:
-        """Return a phrase that names the calibration's job, GPU, version of torch and source."""
+        """Return a phrase for a calibration, with its job, GPU, version of torch and source."""
         job, gpu, torch = self.key.job, self.key.gpu, self.key.versions.torch
         model = job.model.origin
         return f"{model} with {job.loop.optimizer} on {gpu}, torch {torch}, {self.source}"
 
 
 def fitted_peak_bytes(observation: Observation, with_context: bool) -> int | None:
-    """Return the bytes to fit: a process's peak if `with_context`, else its rise; None if that is unknown."""
+    """Return the bytes of an observation to fit, or None if unknown.
+
+    They are a process's peak if `with_context`, else its rise.
+    """
     return observation.process_peak_bytes if with_context else observation.rise_bytes
 
 

@@ -62,7 +62,10 @@ class AnswerCache:
         return self.folder / NAME
 
     def get(self, key: bytes) -> bytes | None:
-        """Return the cached answer for a key, or None if it is missing, damaged or unreadable."""
+        """Return the cached answer for a key, or None if it is missing or unreadable.
+
+        Damaged answers count as missing.
+        """
         with self._lock:
             pending = self._pending.get(key)
             if pending is not None:
@@ -77,7 +80,7 @@ class AnswerCache:
         return None if row is None else _checked(key, row[0])
 
     def put(self, key: bytes, answer: bytes) -> None:
-        """Add an answer to the cache; it is written to the file at the latest when the process ends."""
+        """Add an answer to the cache. It is written to the file at the latest when the process ends."""
         with self._lock:
             self._pending[key] = answer
             if monotonic() - self._flushed > _FLUSH_SECONDS:
@@ -89,7 +92,7 @@ class AnswerCache:
             self._flush()
 
     def stats(self) -> tuple[int, int]:
-        """Return the number of answers in the file and its size in bytes; 0 answers if it is damaged."""
+        """Return the number of answers in the file and its size in bytes. A damaged file has 0 answers."""
         try:
             size_bytes = self._path.stat().st_size
         except OSError:
@@ -102,9 +105,10 @@ class AnswerCache:
         return answers, size_bytes
 
     def clear(self) -> tuple[int, int]:
-        """Delete the file, and return the number of answers and the size in bytes that it had.
+        """Delete the file.
 
-        Raises DataFileError if the file cannot be deleted.
+        Returns the number of answers and the size in bytes that it had. Raises DataFileError if the file
+        cannot be deleted.
         """
         stats = self.stats()
         try:

@@ -82,10 +82,10 @@ class _Index(Struct, frozen=True):
 
 
 class Curves(Sequence[Curve | None]):
-    """The workspace curves of a `Kind`'s convolutions on a group of GPUs, in the order of the keys.
+    """The workspace curves of a `Kind`'s convolutions on a group of GPUs.
 
-    An item is None if the convolution has no answer. Each curve is created on access, since a plan needs some
-    tens of ten thousand.
+    They are in the order of the keys. An item is None if the convolution has no answer. Each curve is created
+    on access, since a plan needs some tens of ten thousand.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class AnswersFile:
         return tuple(self._kinds)
 
     def gpus(self, kind: Kind) -> tuple[StoredGpus, ...]:
-        """Return the groups of GPUs with answers of a `Kind`, by ascending capability; () if it has none."""
+        """Return the groups of GPUs with answers of a `Kind`, by ascending capability."""
         return tuple(one.gpus for one in self._kinds[kind].gpus) if kind in self._kinds else ()
 
     def keys(self, kind: Kind) -> list[str]:
@@ -128,12 +128,12 @@ class AnswersFile:
         return self._read(self._kinds[kind].keys).decode().split("\n")
 
     def curves(self, kind: Kind, gpus: StoredGpus) -> Curves:
-        """Unpack the workspace curves of a `Kind` on a group of GPUs, in the order of the keys."""
+        """Unpack the workspace curves of a `Kind` on a group of GPUs. They are in the order of the keys."""
         block = next(one.curves for one in self._kinds[kind].gpus if one.gpus == gpus)
         return Curves(*_unpack_columns(self._read(block)))
 
     def tables(self) -> Tables:
-        """Return all curves of the file, keyed by `Kind`, then by group of GPUs, then by convolution."""
+        """Return all curves of the file. The keys are the `Kind`, the group of GPUs and the convolution."""
         return {
             kind: {gpus: dict(self._answered(kind, gpus)) for gpus in self.gpus(kind)} for kind in self._kinds
         }

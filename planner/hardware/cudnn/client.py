@@ -43,7 +43,7 @@ TF32_SINCE = (8, 0)
 
 @dataclass(eq=False, slots=True)
 class Cudnn:
-    """A cuDNN library with its known answers; separate processes load and query it for unknown answers."""
+    """A cuDNN library with its known answers. Separate processes load the library and query it."""
 
     version: str
     _start: Callable[[], tuple[Worker, int]]
@@ -55,7 +55,7 @@ class Cudnn:
     _asked: Counter[bool] = field(default_factory=Counter)  # number of queries to each process in `_workers`
 
     def workspaces(self, capability: tuple[int, int], multiprocessors: int, query: Convolution) -> Workspaces:
-        """Return the workspace of the engine that runs without `benchmark`, or 0 bytes if no engine runs."""
+        """Return the workspace of the engine that runs without `benchmark`, or 0."""
         engines = self.engines(capability, multiprocessors, query, every=False)
         return Workspaces(engines[0].workspace_bytes, engine=engines[0]) if engines else Workspaces(0)
 
@@ -76,9 +76,10 @@ class Cudnn:
     def engines(
         self, capability: tuple[int, int], multiprocessors: int, query: Convolution, *, every: bool
     ) -> tuple[Engine, ...]:
-        """Return all engines that PyTorch times with `benchmark`, or only the first engine if not `every`.
+        """Return the engines that PyTorch times with `benchmark`.
 
-        The engines are in cuDNN's order. Returns () if cuDNN has no engine for the convolution.
+        Only the first is returned if not `every`. The engines are in cuDNN's order. Returns () if cuDNN has
+        no engine for the convolution.
         """
         count = multiprocessors if capability < SAME_FOR_ALL_COUNTS else 0
         key = (capability, count, query, every)
@@ -89,9 +90,9 @@ class Cudnn:
     def _find(
         self, capability: tuple[int, int], multiprocessors: int, query: Convolution, every: bool
     ) -> tuple[Engine, ...]:
-        """Return the engines from the cache file, or if they are not there, query a process and cache them.
+        """Return the engines for a query, from the cache file or from a process.
 
-        Returns () for a capability in `silent`.
+        New answers are cached. Returns () for a capability in `silent`.
         """
         if capability in self.silent:
             return ()
@@ -130,13 +131,13 @@ CublasLt = Callable[[Path], Path | str]  # returns cuBLASLt for cuDNN's folder, 
 
 
 def open_cudnn(where: str, cublaslt_for: CublasLt, gpu: str, cache_folder: Path | None = None) -> Cudnn:
-    """Open the cuDNN in a folder, or for `INSTALLED` the cuDNN of the first package on Python's path.
+    """Open the cuDNN in a folder.
 
-    `cublaslt_for` returns the library that the process loads as cuBLASLt. The real cuBLASLt answers only on a
-    machine with a GPU; without a stand-in, engines that are built on it drop out. Engines that cuDNN compiles
-    at run time drop out without a driver, so a driver next to that library is loaded too, and given `gpu`.
-    With both, answers are cached in `cache_folder`. Raises UsageError if there is no cuDNN, or if it cannot
-    be queried without a GPU.
+    For `INSTALLED`, it is the cuDNN of the first package on Python's path. `cublaslt_for` returns the library
+    that the process loads as cuBLASLt. The real cuBLASLt answers only on a machine with a GPU; without a
+    stand-in, engines that are built on it drop out. Engines that cuDNN compiles at run time drop out without
+    a driver, so a driver next to that library is loaded too, and given `gpu`. With both, answers are cached
+    in `cache_folder`. Raises UsageError if there is no cuDNN, or if it cannot be queried without a GPU.
     """
     # A fork does not share its parent's pipes.
     return _open(where, cublaslt_for, gpu, cache_folder, os.getpid())

@@ -28,7 +28,7 @@ class Operands(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A stored convolution: its index, its features for comparison, and the sizes of its operands."""
+    """A stored convolution for comparison, with its index, features and operand sizes."""
 
     place: int  # index of its key
     features: tuple[float, ...]
@@ -44,12 +44,15 @@ class Similar(NamedTuple):
     distance: float  # sum over all dimensions of the doublings between the sizes of both
 
     def factor(self, batch: int) -> float:
-        """Return the ratio of operand elements, requested to stored, which scales the stored workspace."""
+        """Return the ratio of operand elements, requested to stored. It scales the stored workspace."""
         return self.other.count(batch) / self.own.count(batch)
 
 
 def family_of(key: str) -> str:
-    """Return the direction, kernel, stride, dilation and type of grouping of a convolution as a text."""
+    """Return the features that similar convolutions share, as a text.
+
+    They are direction, kernel, stride, dilation and type of grouping.
+    """
     letter, x, w, _, stride, dilation = key.split(" ")
     channels, kernel = x.partition("x")[0], w.split("x", 2)
     groups = "dense" if kernel[1] == channels else "depthwise" if kernel[1] == "1" else "grouped"
@@ -80,7 +83,7 @@ def _candidate(place: int, key: str) -> Candidate:
 
 
 def _alignment(channels: int) -> int:
-    """Return the largest power of two up to 8 that divides a channel count; tensor cores take 8 or 4."""
+    """Return the largest power of two up to 8 that divides a channel count. Tensor cores take 8 or 4."""
     return min(channels & -channels, _WIDEST)
 
 

@@ -57,7 +57,7 @@ class Borrowed(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredKeys:
-    """The keys of the stored convolutions of one type and layout, which are the same for all GPUs."""
+    """The keys of the stored convolutions of one type and layout. They are the same for all GPUs."""
 
     places: Mapping[str, int]  # the index of each key
     _families: dict[str, list[Candidate]] = field(default_factory=dict)  # as far as they were needed
@@ -71,7 +71,7 @@ class StoredKeys:
 
 @dataclass(frozen=True)
 class Answers:
-    """The stored answers for the convolutions of one type and layout on one group of GPUs."""
+    """The stored answers for one type and layout on one group of GPUs."""
 
     cudnn: str
     gpus: StoredGpus  # the GPUs that the answers are for
@@ -103,7 +103,7 @@ class Answers:
 
 @dataclass(slots=True)
 class _Answered:
-    """A record of the convolutions looked up for one kind of GPU, and of how they were answered."""
+    """The convolutions looked up for one kind of GPU, and how they were answered."""
 
     elements: dict[str, int] = field(default_factory=dict)  # by key, of input and output of a sample
     similar: dict[str, float] = field(default_factory=dict)  # by key, distance to the farthest lender
@@ -131,7 +131,7 @@ class _Answered:
 
 
 class StoredWorkspaces:
-    """A source of the workspaces of a job's convolutions that looks them up in the stored answers."""
+    """A source of convolution workspaces that looks them up in the stored answers."""
 
     name = "stored"
 
@@ -158,9 +158,10 @@ class StoredWorkspaces:
         return None
 
     def account(self, capability: Capability, sm_count: int) -> WorkspaceAccount:
-        """Return an account that says whether the answers are exact, approximate or missing, with notes.
+        """Return an account of the answers: exact, approximate or missing.
 
-        Answers are approximate if some come from similar convolutions or other GPUs, or with `benchmark`.
+        Notes are included. Answers are approximate if some come from similar convolutions or other GPUs, or
+        with `benchmark`.
         """
         answered = self._answered[capability, sm_count]
         exact = not answered.similar and not self._benchmark and answered.other is None
@@ -226,7 +227,7 @@ NOTHING = Own(((1,), (0,)))
 def stored_answers(
     capability: Capability, sm_count: int, dtype: str, *, channels_last: bool, path: Path = ANSWERS_FILE
 ) -> Answers | None:
-    """Return the answers for a type and layout on the nearest stored GPUs, or None if no GPU has answers.
+    """Return the answers for a type and layout on the nearest stored GPUs, or None.
 
     The nearest GPUs have the capability, else the next lower stored capability, else the lowest; and of the
     GPUs with that capability the nearest number of multiprocessors, if it matters. Answers for float16 are

@@ -114,11 +114,12 @@ class Library:
 
 
 def engines(library: Library, question: dict[str, Any]) -> Iterator[tuple[int, list[str], int]]:
-    """Yield the number, notes and workspace of each engine that PyTorch accepts for a convolution, in order.
+    """Yield the engines that PyTorch accepts for a convolution, in order.
 
-    No plan is made of an engine: this takes up to three seconds if the engine is compiled at run time, and
-    its configuration states the same workspace. If only the first engine is needed (not `every`), the first
-    configuration is requested alone before all configurations, for which cuDNN takes ten times as long.
+    Each has its number, notes and workspace. No plan is made of an engine: this takes up to three seconds if
+    the engine is compiled at run time, and its configuration states the same workspace. If only the first
+    engine is needed (not `every`), the first configuration is requested alone before all configurations, for
+    which cuDNN takes ten times as long.
     """
     with ExitStack() as made:
         try:
@@ -236,9 +237,10 @@ def _pointers(descriptors: Sequence[Any]) -> Any:
 
 
 def main() -> None:
-    """Answer each query on standard input with its engines, and an empty query with cuDNN's version.
+    """Answer each query on standard input with its engines.
 
-    The answer to an empty query is an error if the library cannot be loaded.
+    An empty query is answered with cuDNN's version. The answer to an empty query is an error if the library
+    cannot be loaded.
     """
     _, folder, device, *stand_in = sys.argv
     if stand_in:

@@ -45,7 +45,7 @@ class Term(StrEnum):
 
 
 class Part(Struct, frozen=True):
-    """A part of a workspace: its purpose, the tensor that the part belongs to, and its size."""
+    """A part of a workspace, with its purpose, its tensor and its size."""
 
     term: Term
     of: str  # x, w, y, or "" if it does not belong to one tensor
@@ -57,7 +57,7 @@ Parts = tuple[Part, ...]
 
 
 class LayerWorkspace(Struct, frozen=True):
-    """The workspace of one convolution in one direction, counted once for all runs of the convolution."""
+    """The workspace of one convolution in one direction. It counts once for all runs of the convolution."""
 
     module: str  # qualified; "" outside of modules
     direction: Direction  # for cuDNN: the forward pass of a transposed convolution is a data gradient
@@ -107,7 +107,7 @@ def name_parts(query: Convolution, notes: tuple[str, ...], workspace_bytes: int)
 
 
 def _exact(query: Convolution, transforms: list[str], workspace_bytes: int) -> Parts:
-    """Return parts that explain the workspace except for a small rest, or () if no parts explain it."""
+    """Return parts that explain the workspace but for a small rest, or ()."""
     for part in _whole(query, transforms):
         if 0 <= workspace_bytes - part.size_bytes <= _BESIDE_TILES_BYTES:
             return (part,)
@@ -126,7 +126,7 @@ def _exact(query: Convolution, transforms: list[str], workspace_bytes: int) -> P
 
 
 def _loose(query: Convolution, workspace_bytes: int) -> Parts:
-    """Return copies of operands that fill all but a limited share of the workspace, or () if no copies do."""
+    """Return copies of operands that fill all but a limited share of the workspace, or ()."""
     shares = [_LARGEST_LOOSE_SHARE]
     if not query.channels_last or _ELEMENT_BYTES[query.dtype] != 2:  # else tensor cores read without copies
         shares.append(_LARGEST_UNNAMED_SHARE)
@@ -135,7 +135,7 @@ def _loose(query: Convolution, workspace_bytes: int) -> Parts:
 
 
 def _almost(copies: Iterable[Parts], workspace_bytes: int, beside_bytes: float) -> Parts | None:
-    """Return the first copies that leave at most `beside_bytes` of the workspace, or None if no copies do."""
+    """Return the first copies that leave at most `beside_bytes` of the workspace, or None."""
     return next((one for one in copies if 0 <= workspace_bytes - _bytes_of(one) <= beside_bytes), None)
 
 
@@ -161,7 +161,7 @@ def _filters(query: Convolution, left_bytes: int) -> Parts:
 
 
 def _sums(query: Convolution, left_bytes: int) -> Parts:
-    """Return the partial sums of the result if they take the remaining bytes, else ().
+    """Return the partial sums of the result if they take all remaining bytes, else ().
 
     The channels of a sum are unchanged, filled up, or in whole tiles. In a tile, the channels of w are next
     to each other.
@@ -240,9 +240,10 @@ def _sizes(query: Convolution, letter: str) -> tuple[int, ...]:
 
 
 def _float32_sizes(query: Convolution, letter: str) -> tuple[int, ...]:
-    """Return the possible sizes in bytes of a result in float32, except for possible sizes of a copy.
+    """Return the possible sizes in bytes of a result in float32.
 
-    Channels are unchanged or filled up for results in half precision, or in whole tiles.
+    Possible sizes of a copy are excluded. Channels are unchanged or filled up for results in half precision,
+    or in whole tiles.
     """
     sizes: tuple[int, ...] = getattr(query, letter)
     steps = (1, 8, 64, 128) if _ELEMENT_BYTES[query.dtype] == 2 else (64, 128)
@@ -259,10 +260,11 @@ def _result(query: Convolution) -> str:
 
 
 def _whole(query: Convolution, transforms: list[str]) -> Iterator[Part]:
-    """Yield the parts that may each be a whole workspace: image-wise sums, GEMM, Winograd and FFT.
+    """Yield the parts that may be a whole workspace.
 
-    A matrix of patches is not yielded for pointwise kernels, for which it would be a copy. Winograd and FFT
-    apply to kernels of 3x3 and 5x5 with a stride of 1.
+    They are image-wise sums, GEMM, Winograd and FFT. A matrix of patches is not yielded for pointwise
+    kernels, for which it would be a copy. Winograd and FFT apply to kernels of 3x3 and 5x5 with a stride of
+    1.
     """
     kernel = query.w[2:]
     images_bytes = 4 * query.x[0] * prod(query.w)

@@ -35,7 +35,10 @@ NEWEST_NCCL = (2, 29)
 
 
 class Range(NamedTuple):
-    """A range of a figure (a size in MiB, or a number of channels or ranks) with its likely value."""
+    """A range of a figure with its likely value.
+
+    The figure is a size in MiB, or a number of channels or ranks.
+    """
 
     low: float
     likely: float
@@ -63,7 +66,7 @@ class Communicator(NamedTuple):
 
 
 def nccl_of_torch(version: TorchVersion) -> tuple[int, int]:
-    """Return the NCCL version that the wheels of a torch version use, as major and minor number.
+    """Return the NCCL version in the wheels of a torch version, as (major, minor).
 
     A torch newer than 2.8 gets the newest known NCCL, and a torch older than 2.4 gets NCCL 2.20.
     """
@@ -94,7 +97,7 @@ def _high(size: Range) -> float:
 
 
 def _buffers(communicator: Communicator, pick: Callable[[Range], float]) -> float:
-    """Return the low, likely or high size of a communicator's buffers in MiB, as `pick` selects."""
+    """Return the size of a communicator's buffers in MiB. `pick` selects the low, likely or high size."""
     nccl, capability, ranks = communicator.nccl, communicator.capability, pick(communicator.ranks)
     has_nvlink = capability in _NVLINK_CHANNELS or capability >= (10, 0) and capability[0] < 12
     channels = pick(_NVLINK_CHANNELS.get(capability, _NEWER_CHANNELS) if has_nvlink else _OTHER_CHANNELS)

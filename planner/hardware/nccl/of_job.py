@@ -43,7 +43,7 @@ def with_nccl_of(budget: Budget, job: Job) -> Budget:
 
 
 def communicators_of(job: Job) -> int:
-    """Return the number of NCCL's communicators that a process of the job uses; 0 on one GPU."""
+    """Return the number of NCCL communicators that a process of the job uses."""
     if job.sharding.deepspeed:
         return 2  # the default group and the group of data parallel ranks (utils/groups.py)
     if job.sharding.world_size:

@@ -43,10 +43,11 @@ _BY_HIDDEN_SIZE: dict[str, Callable[[int], int]] = {
 
 
 def read_deepspeed(text: str, where: str = "--deepspeed") -> str:
-    """Check a configuration, given as JSON or as a path, and return it as JSON with sorted keys.
+    """Return a checked configuration as JSON with sorted keys.
 
-    Returns "" for "". `where` names the origin of the configuration in errors. Raises UsageError for a file
-    that cannot be read, for text that is no configuration, and for settings that are not planned.
+    `text` is JSON or a path. Returns "" for "". `where` names the origin of the configuration in errors.
+    Raises UsageError for a file that cannot be read, for text that is no configuration, and for settings that
+    are not planned.
     """
     if not text:
         return ""
@@ -166,7 +167,7 @@ _PRECISIONS = {
 
 
 def _drop_filled(section: dict[str, Any]) -> None:
-    """Delete all settings of a section that are "auto", such as learning rates and loss scales."""
+    """Delete the settings of a section that are "auto". Examples are learning rates and loss scales."""
     for key, value in list(section.items()):
         if value == _FILLED:
             del section[key]

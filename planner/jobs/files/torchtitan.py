@@ -219,7 +219,7 @@ class _Reader:
         return modes[mode]
 
     def _ranks(self) -> tuple[int, int]:
-        """Return the number of ranks over which parameters are sharded, and the number of replicas."""
+        """Return the number of ranks that share parameters, and the number of replicas."""
         replicas = self._count("parallelism.data_parallel_replicate_degree", 1)
         name = "parallelism.data_parallel_shard_degree"
         ranks = self._get(name, -1)

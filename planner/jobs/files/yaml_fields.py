@@ -40,7 +40,7 @@ ANY_SOURCE = (*SOURCES, FILE)  # for --allow-code
 
 
 def allowed_sources(options: Mapping[str, object]) -> Collection[str]:
-    """Return the sources that data files may name, which depend on the option `allow_code`."""
+    """Return the sources that data files may name. The option `allow_code` decides."""
     return ANY_SOURCE if options.get("allow_code") else SOURCES
 
 
@@ -94,7 +94,7 @@ def parse_entry(entry: Entry, parse: Callable[..., T], *given: Any, **options: A
 
 
 def read_sample(entry: Entry) -> TensorSpec:
-    """Return the entry, such as 3x224x224, as the shape and type of a tensor.
+    """Return an entry such as 3x224x224 as a tensor's shape and type.
 
     Raises DataFileError, as all `read_` functions of the module do.
     """
@@ -135,7 +135,7 @@ def read_flag(entry: Entry) -> bool:
 
 
 def read_items(entry: Entry) -> list[Entry]:
-    """Return the items of the entry, which must be a list that is not empty."""
+    """Return the items of an entry that must be a non-empty list."""
     items = entry.items()
     if not items:
         raise entry.broken("the list is empty")

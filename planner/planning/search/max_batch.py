@@ -43,10 +43,7 @@ class Plan(Struct, frozen=True):
 
     @property
     def comfortable_of_any_size(self) -> int:
-        """Return the largest probed batch size that fits without retries, or 0 if no size does.
-
-        `multiple_of` is ignored.
-        """
+        """Return the largest probed batch size that fits without retries, or 0. `multiple_of` is ignored."""
         return max((batch for batch, outcome in self.search.probes if outcome is Outcome.FITS), default=0)
 
     @property
@@ -81,7 +78,7 @@ def collecting_rarely() -> Iterator[None]:
 
 @collecting_rarely()
 def find_max_batch(job: Job, budget: Budget, programs: ProgramSet, multiple_of: int = 1) -> Plan:
-    """Find the largest batch size that fits the budget, and return it with its estimate.
+    """Find the largest batch size that fits the budget, with its estimate.
 
     The plan also has the estimates at the largest batch size without retries and at the smallest batch size
     that was found not to fit. The largest batch sizes are multiples of `multiple_of`. Raises the errors of a

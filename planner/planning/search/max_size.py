@@ -30,7 +30,10 @@ FEW = 8  # the number of sizes up to which halving takes no more probes than ext
 
 
 class SizePlan(Struct, frozen=True):
-    """The largest sample size that fits, with the estimates at it and at the smallest size that fails."""
+    """The largest sample size that fits.
+
+    It has the estimates at that size and at the smallest size that fails.
+    """
 
     job: Job  # the job as it was given, with its size ranges or its patch
     budget: Budget
@@ -46,12 +49,12 @@ class SizePlan(Struct, frozen=True):
 
     @property
     def largest(self) -> Size | None:
-        """Return the largest size that fits, with or without retries, or None if no size fits."""
+        """Return the largest size that fits, even if with retries, or None."""
         return self._size(self.search.largest)
 
     @property
     def comfortable(self) -> Size | None:
-        """Return the largest size that fits without retries, or None if no size does."""
+        """Return the largest size that fits without retries, or None."""
         return self._size(self.search.comfortable)
 
     @property
@@ -89,7 +92,7 @@ def find_max_size(
     job_at: Callable[[Size], Job],
     open_traces: Callable[[Job], TraceSource],
 ) -> SizePlan:
-    """Find the largest of `sizes` that fits at a batch size, and return it with its estimate.
+    """Find the largest of `sizes` that fits at a batch size, with its estimate.
 
     Each probe is a run of the model at one size. If the model refuses small or large sizes, the search begins
     at the smallest size that the model takes, or ends at the largest. Raises the errors of a capture.
@@ -139,18 +142,22 @@ def find_max_size(
 
 
 def _elements(job: Job, size: Size) -> int:
-    """Return the number of elements of a sample's inputs at a size, or of a patch if there are no ranges."""
+    """Return the number of elements of a sample's inputs at a size.
+
+    Without ranges, the elements of a patch count.
+    """
     if not size_ranges(job):
         return prod(size)
     return sum(prod(spec.shape) for spec in at_size(job, size).samples.inputs)
 
 
 def _search(sizes: Sequence[Size], runs: "_Runs", elements: Callable[[Size], int]) -> Search:
-    """Search for the largest size that fits; the result has positions in `sizes`, counted from 1.
+    """Search for the largest size that fits.
 
-    Raises the errors of a capture. If more than `FEW` sizes are multiples of 8, the multiples are searched
-    first. Other sizes may take more memory, as attention pads rows that are not aligned, so the sizes between
-    an answer and the next multiple are tried only if the smallest of them fits.
+    The result has positions in `sizes`, counted from 1. Raises the errors of a capture. If more than `FEW`
+    sizes are multiples of 8, the multiples are searched first. Other sizes may take more memory, as attention
+    pads rows that are not aligned, so the sizes between an answer and the next multiple are tried only if the
+    smallest of them fits.
     """
     aligned = [number for number, size in enumerate(sizes, 1) if not any(each % ALIGNED for each in size)]
     if len(aligned) <= FEW or len(aligned) == len(sizes):
@@ -250,7 +257,7 @@ class _Runs:
         return self._reserved[size]
 
     def estimate(self, size: Size) -> Estimate | None:
-        """Return the estimate at a size, or None if the batch is too large to capture at that size."""
+        """Return the estimate at a size, or None if the batch is too large to capture."""
         try:
             job, trace, budget = self._trace(size)
         except BatchTooLargeError:

@@ -31,12 +31,12 @@ _MOST_JUDGED = 4  # searches, each with the margins of the previous answer
 def search_judged(
     job: Job, replays: TargetReplays, budget: Budget, multiple_of: int = 1
 ) -> tuple[Search, Budget]:
-    """Search for the largest batch size on a GPU; return the search and the budget with the answer's margins.
+    """Search for the largest batch size on a GPU, with the margins of the answer.
 
-    Margins depend on the batch size if the source of its convolution workspaces does. The first search
-    uses the margins of the largest batch size whose tensors alone fit. The search is repeated with the
-    margins of its answer until they stay the same, or `_MOST_JUDGED` searches were made. Raises the errors of
-    a capture.
+    Returns the search and the budget. Margins depend on the batch size if the source of its convolution
+    workspaces does. The first search uses the margins of the largest batch size whose tensors alone fit. The
+    search is repeated with the margins of its answer until they stay the same, or `_MOST_JUDGED` searches
+    were made. Raises the errors of a capture.
     """
     top = replays.top(budget.rooms[0])
     if FIT_BATCHES[0] < top < replays.limit:
@@ -52,7 +52,7 @@ def search_judged(
 
 
 def search_device(replays: TargetReplays, rooms: tuple[MemoryLimits, ...], multiple_of: int = 1) -> Search:
-    """Return the largest batch size that fits on a GPU, and the largest that fits without retries.
+    """Return the largest batch sizes that fit on a GPU, with and without retries.
 
     Both are multiples of `multiple_of`. The search uses the smallest memory limit, the first of `rooms`; a
     batch size that needs retries under that limit must fit under the other limits too. Batch sizes that the
@@ -90,7 +90,7 @@ def _search(replays: TargetReplays, rooms: tuple[MemoryLimits, ...], multiple_of
 
 
 def _largest(replays: TargetReplays, limits: MemoryLimits) -> int:
-    """Return the largest batch size that fits, and probe the next size if only the bound excludes it."""
+    """Return the largest batch size that fits. The next size is probed if only the bound excludes it."""
     top = replays.top(limits)
     best = largest_below(replays.fits(limits), top)
     if best == top < replays.limit:

@@ -39,9 +39,10 @@ CLOSE_SHARE = 0.05  # of the largest batch size: the distance up to which a boun
 
 @dataclass(slots=True)
 class ReplayCache:
-    """A cache of the replays of one job on all GPUs; GPUs whose traces are equal share a replay.
+    """A cache of the replays of one job on all GPUs.
 
-    A batch size that the job cannot use is replaced by the next smaller batch size that it can use.
+    GPUs whose traces are equal share a replay. A batch size that the job cannot use is replaced by the next
+    smaller batch size that it can use.
     """
 
     programs: ProgramSet
@@ -94,7 +95,10 @@ class ReplayCache:
         return self._peaks.get(self._number(batch, target))
 
     def _note(self, number: int, limits: MemoryLimits, run: Replay) -> None:
-        """Cache a replay's reserved peak if it fits without retries, else the limit as a lower bound."""
+        """Cache what a replay shows about a trace's reserved peak.
+
+        It is the peak if the replay fits without retries, else a lower bound.
+        """
         if run.outcome is Outcome.FITS:
             self._peaks[number] = run.peak_reserved_bytes
         else:
@@ -164,11 +168,11 @@ class TimedPrograms:
         return self._timed(self.programs.trace, batch, target)
 
     def key(self, batch: int, target: Target) -> Hashable:
-        """Return a key that is equal for GPUs with equal traces at a batch size, or None if it is unknown."""
+        """Return a key that is equal for GPUs with equal traces, or None if it is unknown."""
         return self._timed(self.programs.key, batch, target)
 
     def bound(self, target: Target) -> LowerBound | None:
-        """Return a function from a batch size to a lower bound of its memory, or None if no bound exists."""
+        """Return a function from a batch size to a lower bound of its memory, or None."""
         return self._timed(self.programs.bound, target)
 
     def batch_sizes(self, target: Target) -> BatchSizes:
@@ -211,7 +215,7 @@ class TargetReplays:
         return batch in self.too_small or batch in self.too_large
 
     def top(self, limits: MemoryLimits) -> int:
-        """Return the largest batch size, up to `limit`, that the lower bound does not rule out."""
+        """Return the largest batch size that the lower bound does not rule out. It is at most `limit`."""
         room = max_reserved_bytes(limits)
         if room is None or self.bound is None:
             return self.limit
@@ -283,9 +287,10 @@ class TargetReplays:
         return self.run(batch, limits).outcome
 
     def undisturbed_peak(self, batch: int, limits: MemoryLimits) -> int | None:
-        """Return the cached reserved peak without retries, or None if it is unknown or exceeds the limits.
+        """Return the cached reserved peak without retries, or None.
 
-        None also if the limits affect the allocator other than by refusing requests.
+        It is None if it is unknown or exceeds the limits. None also if the limits affect the allocator other
+        than by refusing requests.
         """
         if not is_limit_independent(limits):
             return None

@@ -39,7 +39,7 @@ class Pool(Struct, frozen=True):
 
 
 def run_all(tasks: Sequence[Task], pool: Pool, run: Run) -> Iterator[tuple[int, TaskResult]]:
-    """Run tasks, and yield the index and result of each task as soon as it ends.
+    """Run tasks, and yield each task's index and result as soon as it ends.
 
     The result of a task that kills its worker even when it runs alone is a failure.
     """

@@ -54,7 +54,7 @@ class NamedModel(Struct, frozen=True):
 
 
 class Recipe(Struct, frozen=True):
-    """A named set of training options, which take precedence over the options of the model."""
+    """A named set of training options. They take precedence over the options of the model."""
 
     name: str
     options: Mapping[str, Any]

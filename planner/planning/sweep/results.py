@@ -107,7 +107,10 @@ def _deciding_files(calibrations: Iterable[Path]) -> Iterator[Path]:
 
 
 def _code_of(task: Task) -> Any:
-    """Return a JSON value that changes if the code or data behind a job's traces changes, as far as known."""
+    """Return a JSON value that changes with the code or data behind a job's traces.
+
+    It covers what is known of them.
+    """
     key = fingerprint_of(task.job)
     if key is not None:
         return [key, _library_of(task.job)]
@@ -118,7 +121,7 @@ def _code_of(task: Task) -> Any:
 
 
 def _library_of(job: Job) -> str:
-    """Return the name of the source of a job's convolution workspaces, or "" if none can be opened."""
+    """Return the name of the source of a job's convolution workspaces, or ""."""
     try:
         return open_convolutions(job).name
     except UsageError:

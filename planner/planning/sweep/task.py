@@ -13,7 +13,7 @@ from planner.jobs import Job, job_to_json
 
 
 class Task(msgspec.Struct, frozen=True):
-    """One model in one recipe, with the GPUs for which figures are to be computed."""
+    """One model in one recipe, with the GPUs to compute."""
 
     model: str  # as the tables name it
     recipe: str
@@ -52,7 +52,7 @@ def device_digest(device: Device) -> str:
 
 
 def task_to_json(task: Task) -> dict[str, Any]:
-    """Return the job and the options that decide a task's figures, but not its GPUs, as JSON data."""
+    """Return the job and the options of a task as JSON data, without its GPUs."""
     deciding = ("alloc_conf", "confidence", "no_calibration")
     options = {name: value for name, value in task.options.items() if name in deciding}
     cap = task.options.get("allocator_cap_mib")

@@ -34,7 +34,7 @@ OpenPrograms = Callable[[Job], SizedPrograms]
 
 
 class VaryingAttempt(Struct, frozen=True):
-    """The largest batch, and the risk at the requested batch, of a job after a set of changes."""
+    """The largest batch of a changed job, and the risk at the requested batch."""
 
     changes: tuple[Change, ...]
     training: TrainingConfig
@@ -49,7 +49,7 @@ class VaryingAttempt(Struct, frozen=True):
 
 
 class VaryingAdvice(Struct, frozen=True):
-    """The plans of a job whose samples have varying sizes, unchanged and with each change."""
+    """The plans of a job with varying sample sizes, unchanged and with each change."""
 
     batch: int | None  # the requested batch; None if the largest was requested
     unchanged: VaryingAttempt
@@ -62,10 +62,11 @@ class VaryingAdvice(Struct, frozen=True):
 def advise_varying(
     job: Job, budget: Budget, batch: int | None, open_programs: OpenPrograms, on_progress: OnProgress
 ) -> VaryingAdvice:
-    """Plan a job unchanged, with each change, and with several if no change alone makes the batch fit.
+    """Plan a job unchanged and with each change.
 
-    Slow changes are skipped. Splits of the batch are skipped if no batch is requested, if the batch fits
-    without changes, or after one split fits. Raises the errors of a capture.
+    If no change alone makes the batch fit, several are combined. Slow changes are skipped. Splits of the
+    batch are skipped if no batch is requested, if the batch fits without changes, or after one split fits.
+    Raises the errors of a capture.
     """
     start = perf_counter()
     training = TrainingConfig(job, batch or 1, budget.limits.config)
@@ -113,10 +114,10 @@ def _together(
     singles: list[VaryingAttempt],
     attempt: Callable[[tuple[Change, ...]], VaryingAttempt | None],
 ) -> VaryingAttempt | None:
-    """Combine changes until the requested batch fits, and return that attempt, or None if it never fits.
+    """Combine changes until the requested batch fits.
 
-    Changes that enlarge the largest batch or split the batch are added one by one, in the order of `singles`,
-    at most one from each group.
+    Returns that attempt, or None. Changes that enlarge the largest batch or split the batch are added one by
+    one, in the order of `singles`, at most one from each group.
     """
     chosen: list[Change] = []
     for single in singles:
@@ -131,7 +132,7 @@ def _together(
 
 
 def _of_batches(job: Job) -> Iterator[Change]:
-    """Yield changes to how samples are grouped, padded and cut, or no change if several dimensions vary."""
+    """Yield changes to how samples are grouped, padded and cut. There are none if several dimensions vary."""
     sizes = load_distribution(job)
     if len(sizes.ranges) > 1:
         return

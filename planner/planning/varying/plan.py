@@ -42,7 +42,7 @@ class VaryingSide(Struct, frozen=True):
 
     @property
     def process_bytes(self) -> int | None:
-        """Return the process's peak memory as nvidia-smi shows it, or None if no runs were sampled."""
+        """Return the process's peak memory as nvidia-smi shows it, or None without runs."""
         return None if self.at is None else process_bytes(self.budget, self.at.peak_reserved_bytes)
 
 
@@ -145,18 +145,18 @@ def find_varying_fit(
 
 
 def plan_side(job: Job, budget: Budget, programs: SizedPrograms, multiple_of: int = 1) -> VaryingSide:
-    """Return the largest batch under a budget, and the risks at this batch and at the next larger batch.
+    """Return the largest batch under a budget, with its risk.
 
-    Raises the errors of a capture.
+    The risk at the next larger batch is included. Raises the errors of a capture.
     """
     constant = _constant_batch(budget, programs)
     return _side(job, budget, programs, open_batches(job, programs), constant, multiple_of)
 
 
 def sampled_at(side: VaryingSide, job: Job, programs: SizedPrograms, batch: int) -> RunRisk:
-    """Return the risk at a batch size under a side's budget, from the side or else by sampling runs.
+    """Return the risk at a batch size under a side's budget.
 
-    Raises the errors of a capture.
+    It is from the side, or else from sampled runs. Raises the errors of a capture.
     """
     if side.at is not None and side.at.batch == batch:
         return side.at

@@ -27,7 +27,7 @@ class BatchSource:
     """A cache of the events of a job's batches, by shape and step."""
 
     def __init__(self, job: Job, specialize: Specialize, next_workspaces: NextWorkspaces | None) -> None:
-        """Create the cache of a job, given its program at each shape and its traces' `next_workspaces`."""
+        """Create the cache of a job's events. `specialize` returns the program at each shape."""
         self.next_workspaces = next_workspaces
         self.usual_step = job.loop.steps - 1 if job.loop.mode is Mode.FORWARD else job.loop.steps
         self._specialize = specialize
@@ -35,10 +35,10 @@ class BatchSource:
         self._made: dict[tuple[BatchShape, int], list[Piece]] = {}
 
     def batches(self, shape: BatchShape, step: int) -> list[Piece]:
-        """Return the cached events of each batch of a step, for batches of one shape; step 0 is the set-up.
+        """Return the cached events of the batches of a step, all of one shape.
 
-        There are several batches only if the job accumulates gradients. Steps that are not traced repeat the
-        last usual step.
+        Step 0 is the set-up. There are several batches only if the job accumulates gradients. Steps that are
+        not traced repeat the last usual step.
         """
         step = min(step, self.usual_step)
         if (shape, step) not in self._made:
@@ -55,7 +55,7 @@ class BatchSource:
 
 
 class VaryingProcess:
-    """The replay of a process that trains on batches of several shapes, step by step."""
+    """The replay of a process that trains on batches of several shapes."""
 
     def __init__(self, source: BatchSource, limits: MemoryLimits, first: BatchShape) -> None:
         """Replay the set-up that comes before a first batch of the shape `first`."""

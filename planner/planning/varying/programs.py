@@ -28,7 +28,7 @@ Factory = Callable[[], object]  # returns an nn.Module
 
 @dataclass(slots=True)
 class SizedPrograms:
-    """The programs and traces of a job at all sizes that its batches are padded to, on one kind of GPU."""
+    """The programs and traces of a job at all padded sizes, on one kind of GPU."""
 
     job: Job
     sizes: SizeDistribution
@@ -42,9 +42,9 @@ class SizedPrograms:
     _sources: dict[Size, ProgramSource] = field(default_factory=dict)
 
     def with_job(self, job: Job, sizes: SizeDistribution) -> "SizedPrograms | None":
-        """Return the programs for a job that batches the same samples differently, or None if traces differ.
+        """Return the programs for a job with the same samples in other batches.
 
-        The captures are reused if the two jobs have equal traces at each size.
+        Returns None if traces differ. The captures are reused if the two jobs have equal traces at each size.
         """
         size = self.sizes.largest
         is_same = len(sizes.ranges) == len(size) and at_size(job, size) == self.job_at(size)
@@ -61,7 +61,7 @@ class SizedPrograms:
         return self._source(shape).trace(shape.batch, self.target)
 
     def specialized(self, shape: BatchShape) -> tuple[Program, KernelWorkspaces]:
-        """Return the program for batches of this shape, and the workspaces of its kernels.
+        """Return the program for batches of a shape, and its kernels' workspaces.
 
         Raises the errors of a capture.
         """
@@ -86,7 +86,10 @@ class SizedPrograms:
         return self._sources[size]
 
     def _family(self, only_batch: int) -> "SizeFamily":
-        """Return the cached programs at all sizes, for one batch size, or for any if `only_batch` is 0."""
+        """Return the cached programs at all sizes.
+
+        They are for one batch size, or for any if `only_batch` is 0.
+        """
         if only_batch not in self._families:
             self.on_progress("importing torch and the model's library")
             from planner.capture import open_size_family
@@ -110,7 +113,10 @@ class _Member(Struct, frozen=True):
     size: Size
 
     def programs(self, target: Target) -> tuple[Program, ...]:
-        """Return the program for batches of two or more samples in a tuple, empty if no program fits."""
+        """Return the program for batches of two or more samples, in a tuple.
+
+        The tuple is empty if no program fits.
+        """
         program = self.family(0).program(self.size)
         return () if program is None else (program,)
 

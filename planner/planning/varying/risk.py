@@ -79,7 +79,7 @@ class RunRisk(Struct, frozen=True):
         return sum(run.replay.retries for run in self.runs) / max(1, sum(run.steps for run in self.runs))
 
     def step_peaks_bytes(self, *shares: float) -> tuple[int, ...]:
-        """Return, for each share, the allocated peak that this share of all steps does not exceed."""
+        """Return, for each share of all steps, the allocated peak that it does not exceed."""
         peaks = sorted(p.allocated_bytes for run in self.runs for p in run.replay.step_peaks)
         return tuple(peaks[min(len(peaks) - 1, int(share * len(peaks)))] for share in shares)
 
@@ -162,7 +162,7 @@ def _play(
 
 
 def _critical_size(state: VaryingProcess, sizes: SizeDistribution, last: Sequence[BatchShape]) -> Size | None:
-    """Return the smallest size at which a next batch does not fit in memory, or None if all sizes fit.
+    """Return the smallest size at which a next batch does not fit, or None.
 
     The batch replaces the last batch of the step `last`. If samples vary in several dimensions, only the
     largest size is tried. If not even the set-up fits in memory, the smallest size is returned.

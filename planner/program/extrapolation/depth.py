@@ -31,11 +31,11 @@ _VOTES = 4  # frees on each side of an insertion that decide its order
 
 
 def compare_depths(shallow: Trace, deep: Trace, layer: re.Pattern[str] = BLOCK) -> RepeatedBlock:
-    """Derive the repeated block of a model from its traces with `SHALLOW` blocks and with one more block.
+    """Find a model's repeated block by comparing traces of two depths.
 
-    `layer` finds the number of a block in a module's name, as its only group. The block in the middle counts
-    as the added block, since the first and the last block may differ from the other blocks. Raises
-    NotRepeatedError.
+    They have `SHALLOW` blocks, and one more. `layer` finds the number of a block in a module's name, as its
+    only group. The block in the middle counts as the added block, since the first and the last block may
+    differ from the other blocks. Raises NotRepeatedError.
     """
     walk = _Walk(shallow, deep, layer, SHALLOW // 2)
     insertions = walk.run()
@@ -63,7 +63,7 @@ class _State(Struct):
 
 
 class _Walk:
-    """A comparison of two traces, event by event, that finds the events that the deeper trace inserts."""
+    """A comparison of two traces that finds the events which the deeper trace inserts."""
 
     def __init__(self, shallow: Trace, deep: Trace, layer: re.Pattern[str], inserted: int) -> None:
         self.shallow, self.deep = shallow, deep
@@ -146,7 +146,7 @@ class _Walk:
         return _are_alike(row) and _are_alike(next_row)
 
     def _count_alike(self, state: _State, i: int, j: int) -> int:
-        """Return the number of matching events, at most `_LOOKAHEAD`, starting at two indices of the traces.
+        """Return the number of events that match from two indices on, at most `_LOOKAHEAD`.
 
         The count is `_LOOKAHEAD` if the match reaches the start of a phase, the end of both traces, or the
         next insertion: an event that allocates or frees memory of the inserted block. The count is 0 if only
@@ -212,7 +212,7 @@ def _kind(sites: Sequence[Site], event: Event) -> Site | type[Free] | PhaseStart
 
 
 def _is_alike(one: Alloc, other: Event) -> bool:
-    """Return whether `other` is an allocation that equals `one` apart from the block's number."""
+    """Return whether two allocations are equal apart from the block's number."""
     return isinstance(other, Alloc) and replace(other, block=one.block) == one
 
 
@@ -249,7 +249,7 @@ def _in_terms_of_shallow(walk: _Walk, found: Sequence[tuple[int, int, int]]) -> 
 
 
 class _Order:
-    """The rule that decides in which order the copies of an insertion follow each other."""
+    """The rule for the order in which the copies of an insertion follow each other."""
 
     def __init__(self, trace: Trace, successors: Mapping[int, int]) -> None:
         self._events = trace.events

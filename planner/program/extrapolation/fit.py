@@ -12,11 +12,14 @@ from planner.program.program import AffineAlloc, Program, ProgramEvent, constant
 
 
 class NotAffineError(Exception):
-    """The error of traces that no single program fits; the message names the event at which they diverge."""
+    """The error of traces that no single program fits. The message names the event at which they diverge."""
 
 
 class SizesNotAffineError(NotAffineError):
-    """The error of traces with equal events whose sizes are not affine (or quadratic) in the batch size."""
+    """The error of traces with equal events but sizes that no formula in the batch size fits.
+
+    The formulas are affine or quadratic.
+    """
 
 
 class Affine(Struct, frozen=True):
@@ -38,7 +41,7 @@ def affine_through(a: int, b: int, low: int, high: int) -> Affine:
 
 
 def rounded_affine(a: int, b: int, low: int, high: int) -> Affine:
-    """Return the affine integer that is `b` at batch `high` and as close as possible to `a` at batch `low`.
+    """Return the affine integer that is `b` at batch `high` and closest to `a` at batch `low`.
 
     Fits workspaces of libraries, part of which may vary by a few bytes with the batch size.
     """
@@ -107,10 +110,7 @@ def fit_events(
 
 
 def fit_quadratic_events(traces: Sequence[Trace], events: Sequence[Sequence[Event]]) -> list[ProgramEvent]:
-    """Fit quadratic sizes to the events of three traces at consecutive batch sizes.
-
-    Raises NotAffineError.
-    """
+    """Fit quadratic sizes to the events of three traces at consecutive batch sizes. Raises NotAffineError."""
     batches = [trace.batch for trace in traces]
     fit_events(traces[1], events[1], traces[2], events[2], _any_size)  # the same apart from sizes
     fitted: list[ProgramEvent] = []
@@ -192,11 +192,11 @@ Slot = Sequence[Alloc | Free]  # events that allocate or free workspaces between
 def fit_traces(
     first: Trace, second: Trace, workspace_fit: Fit = affine_through, tensor_fit: Fit = affine_through
 ) -> Program:
-    """Fit a program without kernel calls to two traces, with workspaces affine in the batch size if possible.
+    """Fit a program without kernel calls to two traces.
 
-    If the workspaces in a range of events differ in more than sizes, or `workspace_fit` does not fit the
-    sizes, the second trace's workspaces in this range are used as constants. Raises NotAffineError, and
-    ValueError for traces of one batch size.
+    Workspaces are affine in the batch size if possible. If the workspaces in a range of events differ in more
+    than sizes, or `workspace_fit` does not fit the sizes, the second trace's workspaces in this range are
+    used as constants. Raises NotAffineError, and ValueError for traces of one batch size.
     """
     if first.batch == second.batch:
         raise ValueError(f"both traces are of batch {first.batch}")
@@ -261,11 +261,12 @@ def scaled_program(trace: Trace) -> Program:
 
 
 def fit_by_site(trace: Trace, other: Trace) -> Program:
-    """Estimate a program from two traces whose events differ, as in a loop over the samples.
+    """Estimate a program from two traces whose events differ.
 
-    The events are those of `trace`. Blocks that both traces allocate at a site in a phase are paired in
-    order, or in descending order of size if their counts differ, since blocks of a single sample are small.
-    Sizes of paired blocks are affine through both traces; other sizes are constant.
+    A loop over the samples makes such traces. The events are those of `trace`. Blocks that both traces
+    allocate at a site in a phase are paired in order, or in descending order of size if their counts differ,
+    since blocks of a single sample are small. Sizes of paired blocks are affine through both traces; other
+    sizes are constant.
     """
     counterparts = _blocks_by_site(other)
     sizes: dict[int, int] = {}
@@ -288,7 +289,7 @@ def fit_by_site(trace: Trace, other: Trace) -> Program:
 
 
 def _blocks_by_site(trace: Trace) -> dict[tuple[PhaseStart | None, Site], list[Alloc]]:
-    """Return the allocations of a trace by phase and site, each list in order of allocation."""
+    """Return the allocations of a trace by phase and site. Each list is in order of allocation."""
     found: dict[tuple[PhaseStart | None, Site], list[Alloc]] = {}
     phase = None
     for event in trace.events:
@@ -328,7 +329,10 @@ def _without_workspaces(trace: Trace) -> tuple[list[Event], list[list[Alloc | Fr
 
 
 def _groups(ours: Sequence[Slot], theirs: Sequence[Slot]) -> Iterator[tuple[int, int]]:
-    """Yield (start, end) of the shortest ranges of slots after which neither trace holds a workspace."""
+    """Yield the shortest ranges of slots after which neither trace holds a workspace.
+
+    A range is (start, end).
+    """
     start = held = 0
     for index, (a, b) in enumerate(zip(ours, theirs, strict=True), 1):
         held += sum(1 if isinstance(event, Alloc) else -1 for event in (*a, *b))
@@ -340,7 +344,10 @@ def _groups(ours: Sequence[Slot], theirs: Sequence[Slot]) -> Iterator[tuple[int,
 def _fit_slots(
     ours: Sequence[Slot], theirs: Sequence[Slot], first: Trace, second: Trace, fit: Fit
 ) -> list[list[ProgramEvent]] | None:
-    """Fit the sizes of the workspaces of two traces, or return None if the slots differ or `fit` fails."""
+    """Fit the sizes of the workspaces of two traces, or return None.
+
+    It is None if the slots differ or `fit` fails.
+    """
     lengths = [len(slot) for slot in ours]
     if lengths != [len(slot) for slot in theirs]:
         return None

@@ -17,11 +17,11 @@ BLOCK = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")  # the number of a block in a modul
 
 
 class NotRepeatedError(Exception):
-    """The error of two traces that do not differ by exactly one repeated block; the message says why."""
+    """The error of two traces that do not differ by one repeated block. The message says why."""
 
 
 class Insertion(Struct, frozen=True):
-    """Consecutive events that one more model block adds; their memory blocks have negative numbers."""
+    """Consecutive events that one more model block adds. Their memory blocks have negative numbers."""
 
     position: int  # index of the shallower trace's event before which they are inserted
     start: int  # index of the first of these events in the deeper trace
@@ -30,14 +30,14 @@ class Insertion(Struct, frozen=True):
 
 
 class Origin(NamedTuple):
-    """The source of an event of an extrapolated trace: an event of the deeper of the two compared traces."""
+    """The event of the deeper trace that an extrapolated event repeats."""
 
     event: int  # its index in the deeper trace
     block: int | None  # number of the added block's copy, from 0; None if the event is of another block
 
 
 class RepeatedBlock(Struct, frozen=True):
-    """A trace, with the events and bytes that each further copy of the model's repeated block adds."""
+    """A trace, with what each further copy of the repeated block adds: events and bytes."""
 
     trace: Trace
     deep: Trace  # the trace of the model with one more block
@@ -76,16 +76,16 @@ class RepeatedBlock(Struct, frozen=True):
         return replace(self, trace=trace, deep=deep, insertions=insertions)
 
     def _indices_of_grown(self) -> Iterator[int]:
-        """Yield the index in the deeper trace of each allocation that grows with the number of blocks."""
+        """Yield the indices of the allocations that grow with the number of blocks.
+
+        They are indices in the deeper trace.
+        """
         for event, index in zip(self.trace.events, self.positions, strict=True):
             if isinstance(event, Alloc) and event.block in self.added_bytes:
                 yield index
 
     def origins(self, blocks: int) -> list[Origin]:
-        """Return, for each event of `with_more(blocks)`, the event of the deeper trace that it repeats.
-
-        `blocks` is positive.
-        """
+        """Return the origin of each event of `with_more(blocks)`. `blocks` is positive."""
         origins: list[Origin] = []
         for part, copy in self.parts(blocks):
             if isinstance(part, Insertion):
@@ -101,7 +101,7 @@ class RepeatedBlock(Struct, frozen=True):
         return shifted_site(site, self.layer, 0, origin.block)
 
     def parts(self, blocks: int) -> Iterator[tuple[Insertion | int, int]]:
-        """Yield the parts of `with_more(blocks)` in order, each with the number of its copy.
+        """Yield the parts of `with_more(blocks)` in order, each with its copy's number.
 
         A part is an insertion, or the index of an event of `trace`, whose copy number is 0.
         """
@@ -132,7 +132,10 @@ def _with_size(event: Event, like: Event) -> Event:
 
 
 def shifted_site(site: Site, layer: re.Pattern[str], first: int, by: int = 1) -> Site:
-    """Return the site with its model block's number increased by `by` if that number is at least `first`."""
+    """Return the site with its model block's number increased by `by`.
+
+    Numbers below `first` are unchanged.
+    """
     found = layer.search(site.module)
     if found is None or int(found[1]) < first:
         return site
@@ -141,7 +144,7 @@ def shifted_site(site: Site, layer: re.Pattern[str], first: int, by: int = 1) ->
 
 
 class _Repetition:
-    """A builder of the trace of a deeper model: the events of a trace with its insertions repeated."""
+    """A builder of the trace of a deeper model by repeating the insertions."""
 
     def __init__(self, repeated: RepeatedBlock, copies: int) -> None:
         self._repeated, self._copies = repeated, copies

@@ -53,15 +53,15 @@ class Convolution(Struct, frozen=True):
 
 
 class ConvolutionExpr(Convolution, frozen=True):
-    """A convolution whose sizes are indices of nodes of a `GuardedOps` instead of numbers."""
+    """A convolution whose sizes are nodes of a `GuardedOps`. Sizes are indices of nodes."""
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """Return the indices of the nodes of all sizes of `x`, `w` and `y`, in order."""
+        """Return the indices of the nodes of all sizes: of `x`, `w` and `y`."""
         return (*self.x, *self.w, *self.y)
 
     def at(self, values: Sequence[int]) -> Convolution:
-        """Return the convolution with each node replaced by its value; `values` are by index of the node."""
+        """Return the convolution with each node replaced by its value. `values` are by index of the node."""
         x, w, y = (tuple([values[node] for node in nodes]) for nodes in (self.x, self.w, self.y))
         return Convolution(
             self.direction, self.dtype, x, w, y, self.channels_last, self.padding, self.stride, self.dilation
@@ -74,7 +74,7 @@ class ConvolutionExpr(Convolution, frozen=True):
         return cls(*astuple(replace(convolution, x=x, w=w, y=y)))
 
     def moved(self, places: Mapping[int, int]) -> "ConvolutionExpr":
-        """Return the expression with each index of a node replaced by the index to which `places` maps it."""
+        """Return the expression with each index of a node mapped by `places`."""
         x, w, y = (tuple(places[node] for node in nodes) for nodes in (self.x, self.w, self.y))
         return replace(self, x=x, w=w, y=y)
 
@@ -97,7 +97,7 @@ class Workspaces(Struct, frozen=True):
 
 
 class ConvWorkspace(Struct, frozen=True):
-    """A table row that describes one workspace block and the convolution that uses the block."""
+    """A table row for one workspace block and the convolution that uses it."""
 
     block: int
     searched: bool  # whether the block serves the timing of all engines
@@ -143,7 +143,7 @@ class ConvWorkspaceQuery(Protocol):
     def following(
         self, capability: tuple[int, int], sm_count: int, convolution: Convolution, size_bytes: int
     ) -> tuple[int, ...] | None:
-        """Return the sizes that PyTorch requests in turn if `size_bytes` is refused, or None if not known."""
+        """Return the sizes that PyTorch requests after `size_bytes` is refused, or None if unknown."""
 
     def account(self, capability: tuple[int, int], sm_count: int) -> WorkspaceAccount:
         """Return the account of all workspaces returned for this compute capability and number of SMs."""

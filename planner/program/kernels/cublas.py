@@ -40,10 +40,11 @@ class LtWorkspace(Enum):
 
 
 def lt_workspace(torch: TorchVersion) -> LtWorkspace:
-    """Return the way in which a version of torch provides cuBLASLt's workspace (`LT_BYTES`, unless shared).
+    """Return how a version of torch provides cuBLASLt's workspace.
 
-    >>> [lt_workspace(version).name for version in ((2, 8), (2, 9), (2, 12))]
-    ['OF_CALL', 'KEPT', 'SHARED']
+    It is `LT_BYTES`, unless shared.
+
+    >>> [lt_workspace(version).name for version in ((2, 8), (2, 9), (2, 12))] ['OF_CALL', 'KEPT', 'SHARED']
     """
     if torch >= _LT_SHARED_SINCE:
         return LtWorkspace.SHARED
@@ -51,13 +52,13 @@ def lt_workspace(torch: TorchVersion) -> LtWorkspace:
 
 
 def workspace_bytes(capability: tuple[int, int], config: str = "", torch: TorchVersion = NEWEST_TORCH) -> int:
-    """Return the bytes of the workspace that a cuBLAS handle keeps on a GPU of a compute capability.
+    """Return the bytes of the workspace that a cuBLAS handle keeps.
 
     `config` is the value of CUBLAS_WORKSPACE_CONFIG, "" if it is not set. Raises UsageError for a value that
     torch would not understand.
 
-    >>> workspace_bytes((8, 6)), workspace_bytes((9, 0)), workspace_bytes((9, 0), ":16:8")
-    (8519680, 33554432, 131072)
+    >>> workspace_bytes((8, 6)), workspace_bytes((9, 0)), workspace_bytes((9, 0), ":16:8") (8519680, 33554432,
+    131072)
     """
     if config:
         return parse_workspace_config(config)

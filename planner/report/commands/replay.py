@@ -16,7 +16,7 @@ from planner.report.units import SCHEMA, attributes, mib_text, with_mib
 
 
 def _torch_line(reading: MemoryReading) -> str:
-    """Return a memory reading in the format of the notebook's `print_memory_torch`.
+    """Return a memory reading as a line of `print_memory_torch`, a function of the replayed notebook.
 
     NVML's column is left out.
     """

@@ -60,7 +60,7 @@ def _request(need: Need, name: str, word: str) -> list[str]:
 
 
 def _constraint(types: Mapping[Need, Sequence[str]]) -> list[str]:
-    """Return a commented request for any of the whole GPUs, by node feature.
+    """Return a commented-out Slurm request for any of the whole GPUs, by node feature.
 
     Returns [] unless all of them have the same GPU count.
     """

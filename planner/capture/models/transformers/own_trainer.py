@@ -55,7 +55,9 @@ def is_trainer(made: object) -> bool:
 
 @contextmanager
 def trainers_constructed() -> Iterator[None]:
-    """Make Trainers that are constructed inside the context find the planned GPU and compute nothing.
+    """Let Trainers be constructed inside the context as on the planned GPU.
+
+    DPO's hash and log probabilities are not computed.
 
     transformers asks only once in each process whether there is a GPU, so the functions that ask are
     replaced. `use_cpu=True`, with which people try a script without a GPU, is ignored.

@@ -46,10 +46,7 @@ def first_samples(dataset: Any) -> Iterator[Any]:
 
 
 def _length(sample: Any) -> tuple[int, int]:
-    """Return the sort key of a sample's length.
-
-    It is the count of its numbers, then the count of its characters.
-    """
+    """Return a sample's length, as counts of its numbers and of its characters."""
     return _count(sample, _numbers), _count(sample, lambda leaf: len(leaf) if isinstance(leaf, str) else 0)
 
 

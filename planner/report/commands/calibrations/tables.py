@@ -172,7 +172,7 @@ def _run_row(run: dict[str, Any]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Campaign:
-    """The result of one call of `planner calibrate`."""
+    """The runs, limits, calibrations and failures of one call of `planner calibrate`."""
 
     folder: Path
     new: int  # number of new runs in this call

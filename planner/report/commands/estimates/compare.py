@@ -79,7 +79,7 @@ def _measured(measured: Measured) -> Iterator[tuple[str, float, str]]:
 
 
 def _printed(comparison: Comparison, measured: Measured) -> list[Block]:
-    """Return a paragraph with the estimates' errors relative to the printed peak.
+    """Return a paragraph with each estimate's error relative to the peak that the script printed.
 
     The printed peak includes the memory of earlier models.
     """

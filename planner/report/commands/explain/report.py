@@ -53,9 +53,9 @@ def explanation_document(
 def breakdown_sections(
     parts: Mapping[str, int], explanation: Explanation, limits: DisplayLimits
 ) -> list[list[Block]]:
-    """Return the sections that break the memory down.
+    """Return the sections that break the memory down by category, module and tensor.
 
-    They show the process by category, and the peak by module and tensor.
+    The process is broken down by category, the peak by module and tensor.
     """
     return [
         [parts_table(parts)],

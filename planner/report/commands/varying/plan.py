@@ -161,10 +161,7 @@ def sides_table(plan: VaryingPlan) -> Table:
 
 
 def _sampled(at: RunRisk) -> Table:
-    """Return a table with a row for each sampled run.
-
-    The columns are its steps, largest and critical size, reserved peak and end.
-    """
+    """Return a table of the sampled runs, with their steps, sizes, reserved peak and end."""
     columns = (
         Column(f"Runs at batch {at.batch:,}", min_width=NAME_WIDTH),
         Column("steps", is_number=True),

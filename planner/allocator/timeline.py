@@ -1,4 +1,7 @@
-"""Record the allocated bytes, in total and by category, and the reserved bytes after each replayed event."""
+"""Record the allocated and the reserved bytes after each replayed event.
+
+The allocated bytes are recorded in total and by category.
+"""
 
 from collections.abc import Mapping
 
@@ -10,10 +13,10 @@ from planner.program import Alloc, Category, Event, Free, PhaseStart
 
 
 class Timeline(Struct, frozen=True):
-    """The allocated bytes, in total and by category, and the reserved bytes after each event of a replay.
+    """The allocated and the reserved bytes after each event of a replay.
 
-    Blocks count with their full sizes, as in torch's `memory_allocated`; the categories add up to
-    `allocated_bytes`.
+    The allocated bytes are in total and by category. Blocks count with their full sizes, as in torch's
+    `memory_allocated`; the categories add up to `allocated_bytes`.
     """
 
     allocated_bytes: tuple[int, ...]
@@ -33,7 +36,7 @@ class Timeline(Struct, frozen=True):
 
 
 class TimelineRecorder:
-    """A recorder of a `Timeline`, to be passed as `on_event` of `replay_trace`."""
+    """A callback for `replay_trace` that records a `Timeline`."""
 
     def __init__(self) -> None:
         self._live: dict[int, tuple[Category, int]] = {}
@@ -66,7 +69,7 @@ class TimelineRecorder:
 
 
 def thin(timeline: Timeline, most: int) -> list[int]:
-    """Return the indices of all events, or of about `most` selected events if there are more than `most`.
+    """Return the indices of about `most` selected events, or of all events if they are few.
 
     Selected are the event with the most allocated bytes in each of about `most` stretches of equal length,
     the allocated and the reserved peak, and the first and the last event.

@@ -28,14 +28,14 @@ from planner.report import Report, Result, report_of
 
 @dataclass(frozen=True, slots=True)
 class AdviceResult(Result):
-    """The changes that make the batch fit; `str` gives the text report."""
+    """The changes that make a batch fit. `str` gives the text report."""
 
     advice: Advice
     import_seconds: float
 
     @property
     def possible(self) -> bool:
-        """Return whether the batch fits unchanged or with one of the sets of changes."""
+        """Return whether the batch fits unchanged or with a set of changes."""
         return self.advice.unchanged.fits or bool(self.advice.sets)
 
     def _report(self) -> Report:
@@ -46,7 +46,7 @@ class AdviceResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class VaryingAdviceResult(Result):
-    """The effects of changes to a recipe if samples have varying sizes; `str` gives the text report."""
+    """The effects of changes to a recipe for samples of varying sizes. `str` gives the text report."""
 
     advice: VaryingAdvice
     import_seconds: float
@@ -70,7 +70,7 @@ class VaryingAdviceResult(Result):
 def advise(
     model: Model | None = None, batch: int | None = None, **options: Unpack[Options]
 ) -> AdviceResult | VaryingAdviceResult:
-    """Return the smallest sets of changes with which a batch size of a model fits a GPU.
+    """Return the smallest sets of changes that make a batch of a model fit a GPU.
 
     `model`, `batch` and the options are as for `planner.estimate`; a GPU or a memory limit is required. Each
     set of changes is traced and replayed. If samples have varying sizes, each change is simulated separately,

@@ -1,4 +1,4 @@
-"""`planner compare` for Python: the estimates of one batch by all methods side by side."""
+"""`planner compare` for Python: the estimates of one batch by all methods."""
 
 from dataclasses import dataclass
 from time import perf_counter
@@ -66,9 +66,10 @@ def compare(
 
 
 def _as_measured(budget: Budget, measured: Measured | str, options: Options) -> Budget:
-    """Return the budget with the allocator defaults of the measured value's version of torch.
+    """Return the budget with the allocator defaults under which a value was measured.
 
-    The budget is returned unchanged if `measured` is the reason why no value is stored.
+    The defaults are those of the value's version of torch. The budget is returned unchanged if `measured` is
+    the reason why no value is stored.
     """
     if isinstance(measured, str):
         return budget
@@ -78,7 +79,10 @@ def _as_measured(budget: Budget, measured: Measured | str, options: Options) -> 
 
 
 def _measured(job: Job, batch: int, on_progress: OnProgress) -> Measured | str:
-    """Return the stored measured peak of a catalogue job, or the reason why no peak is stored."""
+    """Return the stored measured peak of a job, or the reason why none is stored.
+
+    Peaks are stored only for jobs of the catalogue.
+    """
     catalogue = load_catalogue()
     entry = catalogue.get(job.model.name)
     if entry is None or entry.job != job:

@@ -1,4 +1,7 @@
-"""Tell why a process ran out of GPU memory, from its log, snapshot, profile, history or run."""
+"""Tell why a process ran out of GPU memory, from a file that it left.
+
+The file is a log, snapshot, profile, history or record of a run.
+"""
 
 import gzip
 import json
@@ -40,7 +43,7 @@ STANDARD_INPUT = "-"
 
 @dataclass(frozen=True, slots=True)
 class DiagnoseResult(Result):
-    """The reason why a process ran out of GPU memory; `str` gives the text report."""
+    """The reason why a process ran out of GPU memory. `str` gives the text report."""
 
     file: str
     diagnosis: Diagnosis
@@ -124,7 +127,7 @@ def _of_packed_log(path: Path) -> Diagnosis | None:
 
 
 def _of_text(file: BufferedReader, name: str) -> Diagnosis:
-    """Return the diagnosis of a file with either the JSON record of `planner run` or a log."""
+    """Return the diagnosis of a log or of the JSON record of `planner run`."""
     record = _record_in(file)
     if record is None:
         return _of_log(file, name)

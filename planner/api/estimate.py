@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EstimateResult(Result):
-    """The memory of one batch size; `str` gives the text report."""
+    """The memory of one batch size. `str` gives the text report."""
 
     estimate: Estimate
     import_seconds: float

@@ -1,4 +1,7 @@
-"""`planner.explain`: the memory of a batch by category, module and tensor, and curves over batch sizes."""
+"""`planner.explain`: the memory of a batch by category, module and tensor.
+
+There are curves over batch sizes, too.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -41,7 +44,7 @@ MOST_SHOWN = 10**6
 
 @dataclass(frozen=True, slots=True)
 class ExplainResult(Result):
-    """The attribution of one batch size's memory; `str` gives the text report."""
+    """The memory of one batch size by category, module and tensor. `str` gives the text report."""
 
     estimate: Estimate
     explanation: Explanation
@@ -51,9 +54,9 @@ class ExplainResult(Result):
     import_seconds: float
 
     def draw(self, path: Path | str) -> None:
-        """Draw the memory timeline to a file, whose suffix selects the format.
+        """Draw the memory timeline to a file.
 
-        Needs matplotlib; raises DataFileError.
+        The suffix of the file selects the format. Needs matplotlib; raises DataFileError.
         """
         from planner.report import draw_timeline, summary_of
 
@@ -91,9 +94,10 @@ class ExplainResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class VaryingExplainResult(ExplainResult):
-    """The attribution of memory in the worst batch of sampled runs, if samples have varying sizes.
+    """The memory of the worst batch in sampled runs, by category, module and tensor.
 
-    The fields of `ExplainResult` describe only that batch, at its own size.
+    The runs are sampled if samples have varying sizes. The fields of `ExplainResult` describe only that
+    batch, at its own size.
     """
 
     plan: VaryingPlan  # the plan from sampled runs
@@ -125,13 +129,13 @@ def explain(
     depth: int | None = None,
     **options: Unpack[Options],
 ) -> ExplainResult:
-    """Explain the peak memory of a batch and, with `against`, the differences from a GPU's recording.
+    """Explain the peak memory of a batch.
 
-    `model` and `batch` are as for `estimate`; with a saved trace there are neither source lines nor a
-    separate evaluation. `top` limits the tensors and differences that are shown, `depth` the levels of
-    modules; by default `depth` is as large as is readable. If samples have varying sizes, the worst batch of
-    the sampled runs is explained. Raises the errors of `planner.errors`; that the batch does not fit is a
-    result.
+    With `against`, the differences from a GPU's recording are found, too. `model` and `batch` are as for
+    `estimate`; with a saved trace there are neither source lines nor a separate evaluation. `top` limits the
+    tensors and differences that are shown, `depth` the levels of modules; by default `depth` is as large as
+    is readable. If samples have varying sizes, the worst batch of the sampled runs is explained. Raises the
+    errors of `planner.errors`; that the batch does not fit is a result.
     """
     default = DisplayLimits()
     display_limits = DisplayLimits(
@@ -215,10 +219,11 @@ def batch_curve(
     devices: Sequence[Device] | None = None,
     **options: Unpack[Options],
 ) -> BatchCurve | None:
-    """Return memory curves over batch sizes for `devices`, by default for all known GPUs.
+    """Return curves of memory over batch sizes for several GPUs.
 
-    The GPU of the options is selected; without it, an unlimited GPU comes first and is selected. Returns None
-    if a saved trace holds for one batch size only. Raises the errors of `planner.errors`.
+    The GPUs are `devices`, by default all known GPUs. The GPU of the options is selected; without it, an
+    unlimited GPU comes first and is selected. Returns None if a saved trace holds for one batch size only.
+    Raises the errors of `planner.errors`.
     """
     path = options.get("trace")
     if path is not None and not open_saved(Path(path)).is_any_batch:

@@ -23,16 +23,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MaxBatchResult(Result):
-    """The largest batch size that fits a GPU; `str` gives the text report."""
+    """The largest batch size that fits a GPU. `str` gives the text report."""
 
     plan: Plan
     import_seconds: float
 
     @property
     def answer_batch(self) -> int:
-        """Return the first batch size of the report: `comfortable_batch`, or `max_batch` if the former is 0.
+        """Return the batch size that the report gives first.
 
-        With `no_retries` the result is 0 if every batch that fits takes retries.
+        It is `comfortable_batch`, or `max_batch` if `comfortable_batch` is 0. With `no_retries` the result is
+        0 if every batch that fits takes retries.
         """
         return 0 if self.plan.answer is None else self.plan.answer.run.batch
 
@@ -54,7 +55,7 @@ class MaxBatchResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class FormulaBatchResult(Result):
-    """The largest batch size by the closed formula; `str` gives the text report."""
+    """The largest batch size by the closed formula. `str` gives the text report."""
 
     plan: "FormulaPlan"
     import_seconds: float
@@ -66,7 +67,7 @@ class FormulaBatchResult(Result):
 
     @property
     def answer_batch(self) -> int:
-        """Return `max_batch`, as the formula does not consider retries."""
+        """Return `max_batch`. The formula does not consider retries."""
         return self.plan.max_batch
 
     def _report(self) -> Report:

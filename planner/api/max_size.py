@@ -1,4 +1,7 @@
-"""`planner.max_size`: the largest size of samples that fits a GPU at one batch size."""
+"""`planner.max_size`: the largest size of samples that fits a GPU.
+
+The batch size is fixed.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +25,7 @@ _OF_RUNS = ("sizes", "batching", "run_steps", "seed")  # options of runs on samp
 
 @dataclass(frozen=True, slots=True)
 class MaxSizeResult(Result):
-    """The largest size of samples that fits a GPU; `str` gives the text report."""
+    """The largest size of samples that fits a GPU. `str` gives the text report."""
 
     plan: SizePlan
     import_seconds: float
@@ -42,7 +45,10 @@ class MaxSizeResult(Result):
 
     @property
     def answer_size(self) -> Size | None:
-        """Return the first size of the report: `comfortable_size`, or `max_size` if the former is None."""
+        """Return the size that the report gives first.
+
+        It is `comfortable_size`, or `max_size` if `comfortable_size` is None.
+        """
         return self.comfortable_size or self.max_size
 
     def _report(self) -> Report:
@@ -54,7 +60,7 @@ class MaxSizeResult(Result):
 def max_size(
     model: Model | None = None, batch: int | None = None, **options: Unpack[Options]
 ) -> MaxSizeResult:
-    """Return the largest size of a model's samples that fits a GPU at a batch size.
+    """Return the largest size of samples with which a batch fits a GPU.
 
     The inputs name the range to search, such as `input="input_ids=128..32768:int64"`; `pad_to` is its step.
     For `nnunet:PLANS.json` the answer is the largest patch, with the network that nnU-Net's planner gives it;
@@ -79,7 +85,10 @@ def max_size(
 
 
 def _patches(job: Job) -> tuple[tuple[Size, ...], Callable[[Size], Job]]:
-    """Return the patch sizes of nnU-Net's planner, and a function from a patch size to the job to plan."""
+    """Return the patch sizes of nnU-Net's planner, with a function to make jobs.
+
+    The function returns the job to plan for a patch size.
+    """
     from planner.capture import planned_patches
 
     kept = tuple(pair for pair in job.model.args if pair[0] not in ("patch_size", "replan"))

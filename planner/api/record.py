@@ -1,4 +1,7 @@
-"""Convert a memory snapshot of torch to anonymous histories, and check them with the simulator."""
+"""Convert a memory snapshot of torch to anonymous histories.
+
+The histories are checked with the simulator.
+"""
 
 from dataclasses import dataclass
 from os import PathLike
@@ -22,7 +25,7 @@ _SUFFIX = ".json.gz"
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The history of one device, and the result of replaying it in the simulated allocator."""
+    """The history of one device, and the result of its replay in the simulator."""
 
     history: History
     check: HistoryCheck
@@ -30,7 +33,7 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class RecordResult(Result):
-    """The histories in a snapshot, and the paths of the written files; `str` gives the text report."""
+    """The histories in a snapshot, and the paths of the written files. `str` gives the text report."""
 
     source: Path
     recorded: tuple[Recorded, ...]  # one for each device
@@ -50,8 +53,9 @@ def record_snapshot(
     torch: str | None = None,
     kind: str | None = None,
 ) -> RecordResult:
-    """Read a pickle of `torch.cuda.memory._dump_snapshot`, and write its histories to `out` if given.
+    """Read a memory snapshot of torch, and return its histories.
 
+    The file is a pickle of `torch.cuda.memory._dump_snapshot`. The histories are written to `out` if given.
     The histories are written without names and paths. Nothing in the pickle is executed. `gpu`, `torch` and
     `kind` are the GPU, the version of torch and the kind of job, which a snapshot does not name. A snapshot
     of several devices is written to one file per device, NAME-gpuN.json.gz. Raises DataFileError for a file

@@ -1,4 +1,7 @@
-"""Replay a described process in the simulated allocator, or measure it with TensorFlow."""
+"""Replay a process in the simulated allocator, or measure it with TensorFlow.
+
+The process is described in a file.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -35,7 +38,7 @@ Source = str | PathLike[str]  # the name of a process that comes with the planne
 
 
 class ReplayOptions(TypedDict, total=False):
-    """The options of a replay, as on the command line; None counts as not given."""
+    """The options of a replay, as on the command line. None counts as not given."""
 
     models: str | PathLike[str] | None  # a catalogue instead of the planner's models.yaml
     allow_code: bool | None  # the files may name code: FILE.py:NAME
@@ -49,7 +52,7 @@ class ReplayOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ProcessResult(Result):
-    """The memory readings of a replayed or measured process; `str` gives the text report."""
+    """The memory readings of a replayed or measured process. `str` gives the text report."""
 
     process: Process
     log: ProcessLog
@@ -111,7 +114,7 @@ def replay_process(source: Source = NOTEBOOK, **options: Unpack[ReplayOptions]) 
 
 
 def measure_process(source: Source = VARIABLE) -> ProcessResult:
-    """Measure a process of plain tensors with TensorFlow on the GPU of this machine.
+    """Measure a process of plain tensors with TensorFlow on this machine's GPU.
 
     Raises the errors of `planner.errors`: UsageError for a process with models, ModelError without
     TensorFlow, NoGpuError without a GPU.
@@ -162,7 +165,7 @@ def _assumptions(
 
 
 class _Tracing:
-    """A cache of traces by job and batch size that also collects capture times and assumptions."""
+    """A cache of traces by job and batch size. It also collects capture times and assumptions."""
 
     def __init__(self, device: Device, cudnn: str | None, on_progress: OnProgress) -> None:
         self.import_seconds = self.trace_seconds = 0.0
@@ -185,7 +188,7 @@ class _Tracing:
         return self._taken[job, batch]
 
     def unknown_ops(self) -> tuple[str, ...]:
-        """Return the sorted names of operators in the traces whose workspace memory is unknown."""
+        """Return the operators whose workspace memory is unknown, sorted by name."""
         return tuple(sorted({op for trace in self._taken.values() for op in trace.unknown_ops}))
 
     def assumptions(self) -> Iterator[str]:

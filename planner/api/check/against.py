@@ -70,7 +70,10 @@ def compare(
 
 
 def _change(row: CheckRow, before_bytes: int, folder: Path, ask: Ask, options: Options) -> CheckChange:
-    """Return the memory change of a row, with changes of modules if it is `SMALLEST_BYTES` or more."""
+    """Return the memory change of a row.
+
+    Changes of modules are added if the change is `SMALLEST_BYTES` or more.
+    """
     if abs(row.estimate.process_bytes - before_bytes) < SMALLEST_BYTES:
         return CheckChange(row, before_bytes, None, ())
     then = ask("modules", row.job, row.device)

@@ -34,7 +34,7 @@ _NO = (Verdict.RISKY, Verdict.OUT_OF_MEMORY)
 
 @dataclass(frozen=True, slots=True)
 class CheckResult(Result):
-    """The verdicts on all jobs and GPUs; `str` gives the text report."""
+    """The verdicts on all jobs of a check on their GPUs. `str` gives the text report."""
 
     config: CheckConfig
     fail_on: FailOn
@@ -45,7 +45,10 @@ class CheckResult(Result):
 
     @property
     def is_yes(self) -> bool:
-        """Return whether every job was planned, all verdicts are acceptable, and no process grew too much."""
+        """Return whether the check found no failure.
+
+        It has none if every job was planned, all verdicts are acceptable, and no process grew too much.
+        """
         has_grown = self.comparison is not None and not self.comparison.is_yes
         return not (self.failures or has_grown or any(self.is_no(row) for row in self.rows))
 
@@ -66,7 +69,7 @@ class CheckResult(Result):
         return summary(self.rows, self.failures, self.comparison)
 
     def to_sarif(self, workspace: Path | None = None) -> dict[str, Any]:
-        """Return the findings as a SARIF 2.1.0 log, with paths as in `annotations`."""
+        """Return the findings as a SARIF 2.1.0 log. Paths are as in `annotations`."""
         return to_sarif(self._findings(workspace))
 
     def _findings(self, workspace: Path | None) -> tuple[Finding, ...]:

@@ -1,4 +1,7 @@
-"""Plan a job of a check on each of its GPUs: the verdicts, and the memory of modules at the peak."""
+"""Plan a job of a check on each of its GPUs.
+
+The results are the verdicts, and the memory of modules at the peak.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
@@ -59,7 +62,10 @@ def _row(
 
 
 def _largest_batch(checked: CheckJob, request: Request, programs: ProgramSet) -> int:
-    """Return the largest batch that fits the GPU and the process's budget at the requested confidence."""
+    """Return the largest batch that fits the GPU and the job's memory budget.
+
+    It fits at the requested confidence.
+    """
     job, budget, budget_bytes = request.job, request.budget, checked.budget_bytes
     if budget.limits.allocator_limit_bytes is None:
         most = max_useful_batch(job)
@@ -78,9 +84,10 @@ def _largest_batch(checked: CheckJob, request: Request, programs: ProgramSet) ->
 
 
 def options_on(checked: CheckJob, device: Device | None, options: Options) -> Options:
-    """Return the options for planning a check's job on one GPU: the caller's options and the job's settings.
+    """Return the options for planning a check's job on one GPU.
 
-    A confidence given by the caller takes precedence over the job's confidence.
+    They are the caller's options and the job's settings. A confidence given by the caller takes precedence
+    over the job's confidence.
     """
     confidence = options.get("confidence")
     own: Mapping[str, Any] = {

@@ -1,4 +1,7 @@
-"""`planner gpus --global-batch` for Python: how many GPUs a global batch needs, and how to split it."""
+"""`planner gpus --global-batch` for Python: split a global batch over GPUs.
+
+The number of GPUs is found too.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -52,7 +55,10 @@ class ClusterResult(Result):
         return any(row.plans for row in (self.table.rows if advice is None else (advice.plans,)))
 
     def to_scheduler(self, scheduler: str) -> str:
-        """Return the resource request for slurm, k8s, skypilot or ray. Raises UsageError for another name."""
+        """Return the resource request for a scheduler: slurm, k8s, skypilot or ray.
+
+        Raises UsageError for another name.
+        """
         from planner.report import scheduler_text
 
         return scheduler_text(self.table, scheduler)

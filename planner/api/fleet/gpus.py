@@ -65,13 +65,16 @@ PRICE_SORTS = ("price", "cost")  # price of an hour, cost of a million samples
 
 @dataclass(frozen=True, slots=True)
 class GpusResult(Result):
-    """One row for each listed GPU, in the requested order; `str` gives the text report."""
+    """The table of GPUs, with one row for each listed GPU.
+
+    The rows are in the requested order. `str` gives the text report.
+    """
 
     table: FleetTable
 
     @property
     def fits(self) -> tuple[DeviceFit, ...]:
-        """Return the rows of the table, one for each listed GPU."""
+        """Return the rows of the table."""
         return self.table.fits
 
     def to_csv(self) -> str:
@@ -81,15 +84,19 @@ class GpusResult(Result):
         return gpus_to_csv(self.table)
 
     def to_scheduler(self, scheduler: str) -> str:
-        """Return the resource request for slurm, k8s, skypilot or ray. Raises UsageError for another name."""
+        """Return the resource request for a scheduler: slurm, k8s, skypilot or ray.
+
+        Raises UsageError for another name.
+        """
         from planner.report import scheduler_text
 
         return scheduler_text(self.table, scheduler)
 
     def draw(self, path: Path | str) -> None:
-        """Draw peak memory against batch size to a file, with a line at each GPU's memory limit.
+        """Draw peak memory against batch size to a file.
 
-        Needs matplotlib. Raises UsageError if there is nothing to draw, and DataFileError.
+        A line marks the memory limit of each GPU. Needs matplotlib. Raises UsageError if there is nothing to
+        draw, and DataFileError.
         """
         from planner.report import draw_gpus
 
@@ -181,14 +188,14 @@ def gpus(
 
 
 def _likely(fits: Sequence[DeviceFit]) -> tuple[DeviceFit, ...]:
-    """Return the rows of GPUs on which a batch may fit, but not at the requested confidence."""
+    """Return the rows of GPUs that may run a batch, but not at the requested confidence."""
     return tuple(fit for fit in fits if fit.answer in (Answer.LIKELY, Answer.NOT_KNOWN))
 
 
 def _sort_key(
     sort: str | None, prices: PriceList | None, quotes: Mapping[str, Quote]
 ) -> Callable[[DeviceFit], Any]:
-    """Return the function that computes the sort key of a row.
+    """Return the function that computes a row's sort key.
 
     By default rows are sorted by cost or price if prices are given, or else by the largest batch. Raises
     UsageError for an unknown order, and for missing prices or throughput.
@@ -212,7 +219,10 @@ def _sort_key(
 
 
 def _check_compiled(job: Job, cards: Sequence[Device]) -> None:
-    """Raise UsageError if a job would be compiled for more than `MOST_OF_COMPILED` kinds of GPU."""
+    """Raise UsageError if a job would be compiled for too many kinds of GPU.
+
+    At most `MOST_OF_COMPILED` kinds are allowed.
+    """
     kinds = {(card.target.capability, card.target.sm_count) for card in cards}
     if job.model.compile is not Compile.NONE and len(kinds) > MOST_OF_COMPILED:
         raise UsageError(
@@ -229,9 +239,9 @@ def _table_of_varying(
     key: Callable[[DeviceFit], Any],
     options: Options,
 ) -> FleetTable:
-    """Return the table for a job whose samples have varying sizes, from sampled runs on each GPU.
+    """Return the table for a job whose samples have varying sizes.
 
-    Raises UsageError for too many GPUs.
+    Its rows are from sampled runs on each GPU. Raises UsageError for too many GPUs.
     """
     if len(cards) > MOST_OF_VARYING:
         raise UsageError(
@@ -273,18 +283,24 @@ def _table_of_varying(
 
 
 def _of_vendors(fits: Sequence[DeviceFit]) -> list[str]:
-    """Return a note for each vendor of the rows' GPUs that has effects which are not modelled."""
+    """Return notes on GPU vendors with effects that are not modelled.
+
+    There is one note for each such vendor in the rows.
+    """
     vendors = dict.fromkeys(fit.budget.device.vendor for fit in fits)
     return [NOT_MODELLED[vendor] for vendor in vendors if vendor in NOT_MODELLED]
 
 
 def _of_each_capability(fits: Sequence[DeviceFit]) -> list[DeviceFit]:
-    """Return the row of the first GPU of each compute capability."""
+    """Return one row for each compute capability, the row of its first GPU."""
     return list({fit.budget.device.target.capability: fit for fit in reversed(fits)}.values())[::-1]
 
 
 def _notes(traces: Sequence[Trace]) -> tuple[str, ...]:
-    """Return the distinct notes of all traces, after a note on memory growth if the first trace grows."""
+    """Return the distinct notes of all traces.
+
+    If memory grows in the first trace, a note on the growth comes first.
+    """
     notes, growth = [note for trace in traces for note in trace.notes], find_growth(traces[0])
     if growth is not None:
         notes.insert(0, f"at batch {traces[0].batch}, {growth_text(growth, None)}")
@@ -307,7 +323,7 @@ def choose_devices(
 
 
 def _budgets(cards: Sequence[Device], job: Job, options: Options) -> list[Budget]:
-    """Return the corrected budget of each GPU; the stored calibrations are read only once."""
+    """Return the corrected budget of each GPU. The stored calibrations are read only once."""
     plain = [budget_for(find_budget({**options, "gpu": card}), job) for card in cards]
     stored = stored_calibrations(plain[0], options)
     query = calibration_query(plain[0], job, options)

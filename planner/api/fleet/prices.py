@@ -29,9 +29,10 @@ def open_prices(
 
 
 def read_throughput(given: Throughput | None) -> dict[str, float]:
-    """Return the samples per second of each GPU from texts GPU=NUMBER, from files, or from a mapping.
+    """Return the samples per second of each GPU.
 
-    Files have the columns gpu and samples_per_second. Raises DataFileError with the line, or UsageError.
+    They are given as texts GPU=NUMBER, as files, or as a mapping. Files have the columns gpu and
+    samples_per_second. Raises DataFileError with the line, or UsageError.
     """
     if given is None:
         return {}

@@ -1,4 +1,6 @@
-"""`planner.guard`: plan an ordinary training loop before its first step, and measure it to its end.
+"""`planner.guard`: plan an ordinary training loop, and measure it while it runs.
+
+The plan is made before the first step.
 
     with planner.guard(model, optimizer, (images, labels), loss=criterion):
         for images, labels in loader:
@@ -29,7 +31,7 @@ OnMisfit = Literal["raise", "warn"]
 
 
 class GuardOptions(TypedDict, total=False):
-    """Options of a guard, as in `planner.estimate`; None counts as not given."""
+    """The options of a guard, as in `planner.estimate`. None counts as not given."""
 
     precision: str | None
     grad_scaler: bool | None
@@ -50,10 +52,11 @@ class GuardOptions(TypedDict, total=False):
 
 
 class Guard:
-    """A guarded training loop, with its `plan` from the start and its `result` from the end.
+    """A guard that plans and measures a training loop.
 
-    Use it in a `with` statement, or call `start()` and `finish()` around the loop. `plan` is None if no plan
-    could be made, and `result` is None if nothing was measured; a warning has told the reason.
+    `plan` is set from the start, and `result` at the end. Use it in a `with` statement, or call `start()` and
+    `finish()` around the loop. `plan` is None if no plan could be made, and `result` is None if nothing was
+    measured; a warning has told the reason.
     """
 
     def __init__(
@@ -82,9 +85,9 @@ class Guard:
         return self
 
     def finish(self, error: BaseException | None = None) -> GuardResult | None:
-        """Stop measuring, report measured and planned peaks, and return the result.
+        """Stop measuring, and report and return the result.
 
-        Returns None if nothing could be measured.
+        The report has the measured and the planned peaks. Returns None if nothing could be measured.
 
         `error` is the exception that ended the loop, if any. A failure of the report is only warned of.
         """
@@ -161,9 +164,9 @@ def guard(
 
 
 def _act_on(plan: GuardPlan, on_misfit: OnMisfit) -> None:
-    """Raise DoesNotFitError if the batch most likely does not fit, or else issue the plan's warnings.
+    """Raise DoesNotFitError if the batch most likely does not fit.
 
-    With `on_misfit` "warn", a warning replaces the error.
+    Otherwise issue the warnings of the plan. With `on_misfit` "warn", a warning replaces the error.
     """
     if plan.judgement.verdict is Verdict.OUT_OF_MEMORY and on_misfit == "raise":
         raise DoesNotFitError(f"{plan.sentence()}; on_misfit='warn' tries it")
@@ -182,9 +185,9 @@ def _check(on_misfit: str, options: GuardOptions) -> None:
 
 
 def _folder(store: Folder | bool | None) -> Path | None:
-    """Return the folder for observations, or None if `store` is false.
+    """Return the folder for observations, or None if there is none.
 
-    Raises UsageError if `store` is True and no home folder is known.
+    There is none if `store` is false. Raises UsageError if `store` is True and no home folder is known.
     """
     if not store:
         return None
@@ -197,7 +200,7 @@ def _folder(store: Folder | bool | None) -> Path | None:
 
 
 def _warn(line: str) -> None:
-    """Issue a warning at the line of the user's script that called the guard."""
+    """Issue a warning at the user's line that called the guard."""
     package, level = str(Path(__file__).parents[1]), 1
     frame = sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(package):

@@ -1,4 +1,7 @@
-"""Plan a guarded training run: derive its job from its objects, and judge the job on its GPU."""
+"""Plan a guarded training run on its GPU.
+
+The job is derived from the objects of the run.
+"""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -43,7 +46,7 @@ class GuardRequest(Struct, frozen=True):
 
     @property
     def plain_optimizer(self) -> Any:
-        """Return the optimizer, unwrapped if it is accelerate's `AcceleratedOptimizer`."""
+        """Return the optimizer, without accelerate's wrapper."""
         is_wrapped = type(self.optimizer).__name__ == "AcceleratedOptimizer"
         return self.optimizer.optimizer if is_wrapped else self.optimizer
 
@@ -57,7 +60,10 @@ class GuardRequest(Struct, frozen=True):
         return None if is_wrapped or self.model._compiled_call_impl is not None else self.model
 
     def open_meter(self) -> "TrainingMeter | None":
-        """Return a meter of the GPU that holds the model, or None if no GPU does. Raises UsageError."""
+        """Return a meter of the GPU that holds the model, or None.
+
+        Returns None if no GPU holds the model. Raises UsageError.
+        """
         from planner.capture import cuda_index_of
 
         index = cuda_index_of(self.model)
@@ -88,13 +94,16 @@ class GuardPlan(Struct, frozen=True):
 
     @property
     def is_uncertain(self) -> bool:
-        """Return whether the risk is too high, the batch does not fit, or the allocator needs retries."""
+        """Return whether the run may fail or needs retries.
+
+        It may fail if the risk is too high, or the batch does not fit.
+        """
         chance = self.estimate.p_out_of_memory
         is_risky = chance is not None and chance > 1 - self.estimate.budget.confidence
         return is_risky or self.estimate.outcome is not Outcome.FITS
 
     def sentence(self) -> str:
-        """Return the verdict in one line."""
+        """Return the verdict as one line of text."""
         estimate, device = self.estimate, self.estimate.budget.device
         subject = f"{self.job.model.name} at batch {self.batch:,} on {device.name}"
         size = f"it takes {estimate.process_bytes / MIB:,.0f} MiB of {device.usable.value / MIB:,.0f}"
@@ -162,7 +171,10 @@ def _planned(
 
 
 def _beside(request: GuardRequest, training: "LiveTraining", meter: "TrainingMeter") -> int:
-    """Return this process's GPU bytes outside the training run, or 0 if they are at most `SEGMENT_BYTES`."""
+    """Return the bytes of this process's GPU memory outside the training run.
+
+    At most `SEGMENT_BYTES` count as 0.
+    """
     from calibration.probe.training_meter import SEGMENT_BYTES
     from planner.capture import bytes_beside
 
@@ -215,9 +227,10 @@ def _loop(
 
 
 def _options(request: GuardRequest, live: LiveJob, device: Device, meter: "TrainingMeter") -> Options:
-    """Return the plan's options: settings read from the objects and the process, and the user's options.
+    """Return the options of the plan.
 
-    The user's options override the settings.
+    They are settings read from the objects and the process, and the user's options. The user's options
+    override the settings.
     """
     from calibration.probe.gauge import allocator_settings
     from calibration.probe.training_meter import cap_of_process

@@ -1,4 +1,7 @@
-"""The result of a guarded training run: measured and planned peaks, and the stored observation."""
+"""The result of a guarded training run.
+
+It has the measured and planned peaks, and the stored observation.
+"""
 
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +23,7 @@ _TO_KEEP = "planner.guard(..., store=True) keeps such a run as an observation, f
 
 @dataclass(frozen=True, slots=True)
 class GuardResult(Result):
-    """The result of a guarded training run; `str` gives the text report, `to_dict` the JSON."""
+    """The result of a guarded training run. `str` gives the text report, `to_dict` the JSON."""
 
     estimate: Estimate | None  # None if no plan could be made
     observation: Observation
@@ -44,7 +47,10 @@ def result_of(
     folder: Path | None,
     error: BaseException | None,
 ) -> GuardResult:
-    """Stop the meter and return the result, stored as an observation in `folder` if possible."""
+    """Stop the meter, and return the result of the run.
+
+    If possible, the result is stored as an observation in `folder`.
+    """
     from calibration.probe.gauge import allocator_settings
     from calibration.probe.training_meter import (
         cap_of_process,
@@ -83,7 +89,10 @@ def _kept(plan: GuardPlan, seen: Observation, folder: Path) -> tuple[Path | None
 
 
 def _other_shapes(plan: GuardPlan | None, readings: "Readings") -> tuple[str, ...]:
-    """Return a remark if the model was called with more elements than the sample has."""
+    """Return a remark if the model was called with larger inputs than the sample.
+
+    Sizes are compared by numbers of elements.
+    """
     if plan is None or plan.expected is None or not readings.shapes:
         return ()
     most = max(readings.shapes, key=_elements)

@@ -1,4 +1,5 @@
-"""Integrations of training frameworks: they translate settings to a job, and set its batch size.
+"""Integrations of training frameworks.
 
-Public names are in `planner.api.integrations.lightning` and `planner.api.integrations.huggingface`.
+They translate a framework's settings to a job, and set its batch size. Public names are in
+`planner.api.integrations.lightning` and `planner.api.integrations.huggingface`.
 """

@@ -1,4 +1,7 @@
-"""The effects of all parameters of accelerate's `Accelerator`, its environment and its handlers on a plan."""
+"""The effects of accelerate's settings on a plan.
+
+The settings are all parameters of `Accelerator`, its environment and its handlers.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +12,10 @@ _BY_HAND = "train with DDP, or plan by hand with planner.max_batch"
 
 
 def _is(kind: str) -> Callable[[Any], bool]:
-    """Return a function that tells whether an accelerator's distributed type is `kind`."""
+    """Return a function that checks an accelerator's distributed type.
+
+    The function returns whether the type is `kind`.
+    """
     return lambda accelerator: text_of(accelerator.distributed_type) == kind
 
 

@@ -13,22 +13,23 @@ class Split(Struct, frozen=True):
 
     @property
     def samples(self) -> int:
-        """Return the effective batch size on one device: the samples of one optimizer step."""
+        """Return the number of samples in one optimizer step on one device."""
         return self.batch * self.steps
 
 
 def check_multiple(multiple: object) -> None:
-    """Raise UsageError unless `multiple` is a whole number of at least 1."""
+    """Raise UsageError if `multiple` is not a whole number of at least 1."""
     if isinstance(multiple, bool) or not isinstance(multiple, int) or multiple < 1:
         raise UsageError(f"multiple_of: {multiple!r} is refused; use a whole number from 1")
 
 
 def split(samples: int, most: int, multiple: int = 1, fewest: int = 1) -> Split:
-    """Split an effective batch into at least `fewest` micro-batches of at most `most` samples.
+    """Split the samples of an optimizer step into micro-batches.
 
-    Among splits with up to twice as many micro-batches as needed, the split with the most samples is chosen,
-    but never more than `samples`, and among equals the split with the fewest micro-batches. So the product is
-    exact if `samples` has a divisor between half of `most` and `most`.
+    There are at least `fewest` micro-batches, and each has at most `most` samples. Among splits with up to
+    twice as many micro-batches as needed, the split with the most samples is chosen, but never more than
+    `samples`, and among equals the split with the fewest micro-batches. So the product is exact if `samples`
+    has a divisor between half of `most` and `most`.
     """
     unit = multiple if min(samples, most) >= multiple else 1
     needed = max(fewest, -(-samples // most))

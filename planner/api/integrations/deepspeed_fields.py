@@ -1,4 +1,4 @@
-"""Derive a job's fields for DeepSpeed's engine from a framework's DeepSpeed configuration."""
+"""Convert a framework's DeepSpeed configuration to a job's fields."""
 
 import json
 from collections.abc import Mapping
@@ -19,11 +19,11 @@ NOTES = (
 def deepspeed_fields(
     given: str | Mapping[str, Any], fields: Mapping[str, Any], ranks: int, owner: str
 ) -> dict[str, Any]:
-    """Return `fields`, a job's fields from a framework, changed for one rank of DeepSpeed.
+    """Return a job's fields, changed for one rank of DeepSpeed.
 
-    `given` is DeepSpeed's configuration or the name of its file; `owner` names the setting in errors. `ranks`
-    is the number of processes, which a user's `world_size` overrides. Raises UsageError for
-    settings that are not planned.
+    `fields` are the job's fields from a framework. `given` is DeepSpeed's configuration or the name of its
+    file; `owner` names the setting in errors. `ranks` is the number of processes, which a user's `world_size`
+    overrides. Raises UsageError for settings that are not planned.
     """
     config = _config_of(given, owner)
     config.pop("steps_per_print", None)  # infinite under accelerate, which JSON lacks
@@ -54,10 +54,11 @@ def _config_of(given: str | Mapping[str, Any], owner: str) -> dict[str, Any]:
 
 
 def _precision_left(config: Mapping[str, Any], precision: Precision, owner: str) -> Precision:
-    """Return the precision that replaces "auto", or FP32 if the configuration enables the precision itself.
+    """Return the precision that a job keeps besides DeepSpeed's configuration.
 
-    A precision without autocast is returned unchanged. Raises UsageError if the configuration does not enable
-    the precision.
+    It replaces "auto". If the configuration enables the precision itself, FP32 is returned. A precision
+    without autocast is returned unchanged. Raises UsageError if the configuration does not enable the
+    precision.
     """
     wanted = {Precision.AMP_BF16: "bf16", Precision.AMP_FP16: "fp16"}.get(precision)
     if wanted is None:

@@ -1,4 +1,7 @@
-"""Derive a job's fields for FSDP2 from accelerate's plugin or from transformers' arguments."""
+"""Convert accelerate's FSDP plugin to a job's fields.
+
+The plugin may also be made from transformers' arguments.
+"""
 
 import functools
 from collections.abc import Mapping
@@ -27,11 +30,12 @@ def fsdp_fields(
     syncs_each: bool = False,
     replicas: int = 1,
 ) -> dict[str, Any]:
-    """Return `fields`, a job's fields from a framework, changed for one rank of FSDP2.
+    """Return a job's fields, changed for one rank of FSDP2.
 
-    `plugin` is accelerate's; `owner` names the setting in errors. `ranks` is the number of processes, which a
-    user's `fsdp` overrides. With `syncs_each`, gradients are reduced after each micro-batch. `replicas` is
-    the number of copies of the sharded model. Raises UsageError for settings that are not planned.
+    `fields` are the job's fields from a framework. `plugin` is accelerate's; `owner` names the setting in
+    errors. `ranks` is the number of processes, which a user's `fsdp` overrides. With `syncs_each`, gradients
+    are reduced after each micro-batch. `replicas` is the number of copies of the sharded model. Raises
+    UsageError for settings that are not planned.
     """
     if plugin.fsdp_version != 2:
         raise UsageError(f"{owner}: fsdp_version {plugin.fsdp_version} is not planned: set fsdp_version=2")
@@ -76,7 +80,10 @@ def plugin_of_arguments(arguments: Any) -> Any:
 
 
 def _policy(plugin: Any, precision: Precision, owner: str) -> dict[str, str]:
-    """Return the dtypes of the plugin's mixed-precision policy, or accelerate's defaults for `precision`."""
+    """Return the dtypes of the plugin's mixed-precision policy.
+
+    Without a policy, they are accelerate's defaults for `precision`.
+    """
     policy = plugin.mixed_precision_policy
     if policy is None:  # accelerate/state.py, AcceleratorState
         mixed = _MIXED.get(precision)
@@ -93,7 +100,7 @@ def _policy(plugin: Any, precision: Precision, owner: str) -> dict[str, str]:
 
 
 def _wrapping(plugin: Any) -> dict[str, Any]:
-    """Return the plugin's settings that select the modules to shard separately.
+    """Return the plugin's settings for choosing modules to shard separately.
 
     An unknown policy function counts as no wrapping, as in accelerate.
     """

@@ -1,4 +1,6 @@
-"""Plan the batch size for Hugging Face's `Trainer` and for accelerate before training.
+"""Plan the batch size of Hugging Face's `Trainer`, or of a loop with accelerate.
+
+The plan is made before training.
 
     arguments = plan_training_arguments(model, arguments, sample, gpu="A100 80GB")
     trainer = Trainer(model, arguments, ...)
@@ -75,10 +77,10 @@ def plan_training_arguments(
     grow: bool = False,
     **options: Unpack[Options],
 ) -> Any:
-    """Return a copy of `TrainingArguments` whose micro-batches fit; keep the effective batch if possible.
+    """Return a copy of `TrainingArguments` whose micro-batches fit.
 
-    If no plan can be made, training still continues: a warning gives the reason, and the copy keeps its batch
-    size.
+    The effective batch is kept if possible. If no plan can be made, training still continues: a warning gives
+    the reason, and the copy keeps its batch size.
 
     The samples of one optimizer step on one device, `per_device_train_batch_size *
     gradient_accumulation_steps`, are kept if all of them fit in one micro-batch, or if a divisor of their
@@ -119,9 +121,10 @@ def _split_of_arguments(
 def max_batch_of_arguments(
     model: Any, arguments: Any, sample: Mapping[str, Any], **options: Unpack[Options]
 ) -> MaxBatchResult:
-    """Return the largest batch per device for `TrainingArguments`, with its report.
+    """Return the largest batch per device for `TrainingArguments`.
 
-    The report's assumptions name the settings that are not planned. Raises the errors of `planner.errors`.
+    The result has a report. The report's assumptions name the settings that are not planned. Raises the
+    errors of `planner.errors`.
     """
     loop = _loop_of_arguments(model, arguments, sample)
     return plan_live_model(_accumulating(loop, arguments.gradient_accumulation_steps), options)
@@ -130,12 +133,13 @@ def max_batch_of_arguments(
 def plan_trainer(
     trainer: Any, *, multiple_of: int = 1, grow: bool = False, **options: Unpack[Options]
 ) -> MaxBatchResult | None:
-    """Set the batch size and accumulation of a Trainer of transformers or TRL so that micro-batches fit.
+    """Set the batch size and accumulation of a Trainer so that micro-batches fit.
 
-    The trainer is used as constructed: `SFTTrainer`, `DPOTrainer`, `RewardTrainer`, `Trainer`, or a class of
-    yours that extends one of them. A copy of it without weights runs its `train()`, so that its loss,
-    reference model and adapters are planned. `per_device_train_batch_size` and `gradient_accumulation_steps`
-    of `trainer.args` are chosen as by `plan_training_arguments`. Returns the plan for the batch.
+    The Trainer is of transformers or TRL. The trainer is used as constructed: `SFTTrainer`, `DPOTrainer`,
+    `RewardTrainer`, `Trainer`, or a class of yours that extends one of them. A copy of it without weights
+    runs its `train()`, so that its loss, reference model and adapters are planned.
+    `per_device_train_batch_size` and `gradient_accumulation_steps` of `trainer.args` are chosen as by
+    `plan_training_arguments`. Returns the plan for the batch.
 
     If no plan can be made, training still continues: a warning gives the reason, the trainer is unchanged,
     and None is returned. Raises UsageError for an invalid `multiple_of` and for an object that is no Trainer.
@@ -165,9 +169,10 @@ def _plan_and_set(trainer: Any, multiple_of: int, grow: bool, options: Options) 
 
 
 def max_batch_of_trainer(trainer: Any, **options: Unpack[Options]) -> MaxBatchResult:
-    """Return the largest batch per device for a Trainer of transformers or TRL, with its report.
+    """Return the largest batch per device for a Trainer.
 
-    The trainers are as for `plan_trainer`, but are not changed.
+    The Trainer is of transformers or TRL, and the result has a report. The trainers are as for
+    `plan_trainer`, but are not changed.
     """
     return _plan_of_trainer(trainer, options)(trainer.args.gradient_accumulation_steps)
 
@@ -175,11 +180,12 @@ def max_batch_of_trainer(trainer: Any, **options: Unpack[Options]) -> MaxBatchRe
 def plan_batch_size(
     model: Any, sample: Mapping[str, Any], optimizer: Any, accelerator: Any, /, **options: Unpack[Options]
 ) -> int:
-    """Return the largest batch per process for a loop with accelerate, without retries if possible.
+    """Return the largest batch per process for a loop with accelerate.
 
-    Precision, accumulation and the number of processes are the accelerator's. The model must not have been
-    wrapped by `accelerator.prepare` yet. If every batch that fits takes retries, a warning is given. Raises
-    the errors of `planner.errors`, among them UsageError if no batch fits.
+    The batch takes no retries if possible. Precision, accumulation and the number of processes are the
+    accelerator's. The model must not have been wrapped by `accelerator.prepare` yet. If every batch that fits
+    takes retries, a warning is given. Raises the errors of `planner.errors`, among them UsageError if no
+    batch fits.
     """
     loop = _loop_of_accelerator(model, sample, optimizer, accelerator)
     choice = choose_batch(loop, options, 1)
@@ -190,7 +196,7 @@ def plan_batch_size(
 def max_batch_of_loop(
     model: Any, sample: Mapping[str, Any], optimizer: Any, accelerator: Any, /, **options: Unpack[Options]
 ) -> MaxBatchResult:
-    """Return the largest batch per process for a loop with accelerate, with its report.
+    """Return the plan of the largest batch per process for a loop with accelerate.
 
     The parameters are as for `plan_batch_size`; the report's assumptions name settings that are not planned.
     """
@@ -198,7 +204,7 @@ def max_batch_of_loop(
 
 
 def fields_of_arguments(arguments: Any) -> dict[str, Any]:
-    """Return a job's fields from `TrainingArguments`. Raises UsageError for settings that are not planned."""
+    """Convert `TrainingArguments` to a job's fields. Raises UsageError for settings that are not planned."""
     kind, implementation = _OPTIMIZERS.get(text_of(arguments.optim)) or (
         optimizer_name_of(arguments),
         OptimizerImpl.FOREACH,
@@ -232,7 +238,7 @@ def fields_of_arguments(arguments: Any) -> dict[str, Any]:
 
 
 def fields_of_accelerator(accelerator: Any) -> dict[str, Any]:
-    """Return a job's fields from an `Accelerator`. Raises UsageError for settings that are not planned."""
+    """Convert an `Accelerator` to a job's fields. Raises UsageError for settings that are not planned."""
     name = str(accelerator.mixed_precision)
     precision = look_up(_ACCELERATE_PRECISIONS, name, "mixed precision")
     scaler, ddp = accelerator.scaler_handler, accelerator.ddp_handler
@@ -287,9 +293,10 @@ def notes_of_trainer(trainer: Any) -> tuple[str, ...]:
 
 
 def _plan_of_trainer(trainer: Any, options: Options) -> Callable[..., MaxBatchResult]:
-    """Return a function that plans a trainer with a given number of micro-batches per optimizer step.
+    """Return a function that plans a trainer for a number of micro-batches.
 
-    With `evaluates=False` it plans the trainer without evaluation.
+    The number is that of micro-batches per optimizer step. With `evaluates=False` it plans the trainer
+    without evaluation.
     """
     job, unplanned = trainer_job(trainer), notes_of_trainer(trainer)
 
@@ -303,7 +310,7 @@ def _plan_of_trainer(trainer: Any, options: Options) -> Callable[..., MaxBatchRe
 def _choice_beside_evaluation(
     trainer: Any, plan: Callable[..., MaxBatchResult], steps: int, multiple: int
 ) -> Choice:
-    """Return the choice of batch for a trainer, accepting retries in the trainer's evaluation, if any."""
+    """Return the choice of batch for a trainer that may evaluate. Retries are accepted in the evaluation."""
     result = plan(steps)
     if not transformers_settings.evaluates(trainer.args):
         return choice_of(result, multiple)
@@ -361,10 +368,11 @@ def _bytes_a_sample(sample: Mapping[str, Any]) -> int:
 
 
 def _accumulating(loop: LiveLoop, steps: int) -> LiveLoop:
-    """Return the loop with `steps` micro-batches per optimizer step, and with all their inputs on the GPU.
+    """Return the loop with `steps` micro-batches per optimizer step.
 
-    The Trainer holds the inputs of all micro-batches of a step on the GPU at once (transformers/trainer.py,
-    `get_batch_samples`, from a data loader of accelerate that moves each batch to the device).
+    The inputs of all micro-batches are on the GPU. The Trainer holds the inputs of all micro-batches of a
+    step on the GPU at once (transformers/trainer.py, `get_batch_samples`, from a data loader of accelerate
+    that moves each batch to the device).
     """
     held = (steps - 1) * _bytes_a_sample(loop.sample)
     note = (
@@ -379,16 +387,20 @@ def _accumulating(loop: LiveLoop, steps: int) -> LiveLoop:
 
 
 def _accumulating_few(loop: LiveLoop, steps: int) -> LiveLoop:
-    """Return the loop with the inputs of `steps` micro-batches, but with at most two micro-batches per step.
+    """Return the loop with the inputs of `steps` micro-batches on the GPU.
 
-    Further micro-batches request the same memory as the second.
+    At most two micro-batches per step are planned. Further micro-batches request the same memory as the
+    second.
     """
     held = _accumulating(loop, steps)
     return replace(held, fields={**held.fields, "accumulate": min(steps, 2)})
 
 
 def _warn(*lines: str) -> None:
-    """Issue each nonempty line as a warning at the caller of a public function."""
+    """Issue each nonempty line as a warning at the user's code.
+
+    The code is the caller of a public function.
+    """
     level, frame = 2, sys._getframe(1)
     while frame.f_code.co_filename == __file__ and frame.f_back is not None:
         frame, level = frame.f_back, level + 1

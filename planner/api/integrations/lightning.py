@@ -1,6 +1,6 @@
-"""A Lightning callback that sets the batch size before training, without a trial run.
+"""A Lightning callback that plans and sets the batch size before training.
 
-Needs `pip install 'gpu-batch-planner[lightning]'`. In a script:
+No trial run is needed. Needs `pip install 'gpu-batch-planner[lightning]'`. In a script:
 
     trainer = Trainer(callbacks=[BatchSizePlanner()])
     trainer.fit(model, datamodule=data)  # data.batch_size is what fits
@@ -19,12 +19,13 @@ from planner.errors import ModelError, UsageError, reason_of
 
 
 class BatchSizePlanner(Callback):  # type: ignore[misc]  # lightning's types are not followed
-    """A callback that plans the largest batch from a module's `training_step` and its first batch of data.
+    """A Lightning callback that plans and sets the largest batch.
 
-    Precision, accumulation, clipping, weight averages, processes and optimizer are the trainer's. Afterwards
-    `batch_size` is the batch size that was set and `result` its plan, whose assumptions name settings that
-    are not planned. The batch runs without retries if any batch can. If no plan can be made, a warning gives
-    the reason, training continues with its batch size, and `result` and `batch_size` are None.
+    The plan is of the module's `training_step` on the first batch of its data. Precision, accumulation,
+    clipping, weight averages, processes and optimizer are the trainer's. Afterwards `batch_size` is the batch
+    size that was set and `result` its plan, whose assumptions name settings that are not planned. The batch
+    runs without retries if any batch can. If no plan can be made, a warning gives the reason, training
+    continues with its batch size, and `result` and `batch_size` are None.
     """
 
     def __init__(
@@ -35,12 +36,12 @@ class BatchSizePlanner(Callback):  # type: ignore[misc]  # lightning's types are
         sample: Any = None,
         **options: Unpack[Options],
     ) -> None:
-        """Create the callback; `batch_arg_name` is the module's or data module's attribute to set.
+        """Create the callback.
 
-        The batch size is rounded down to a multiple of `multiple_of`. `sample` is a batch that shows the
-        shapes, by default the first batch of the training data. `options` are options of `planner.max_batch`,
-        such as `confidence`; the local GPU is the default. Raises UsageError for an invalid
-        `multiple_of`.
+        `batch_arg_name` is the attribute to set on the module or the data module. The batch size is rounded
+        down to a multiple of `multiple_of`. `sample` is a batch that shows the shapes, by default the first
+        batch of the training data. `options` are options of `planner.max_batch`, such as `confidence`; the
+        local GPU is the default. Raises UsageError for an invalid `multiple_of`.
         """
         check_multiple(multiple_of)
         self.result: MaxBatchResult | None = None
@@ -55,7 +56,7 @@ class BatchSizePlanner(Callback):  # type: ignore[misc]  # lightning's types are
             self.result = None
 
     def _planned(self, trainer: Any, module: Any) -> int | None:
-        """Return the planned batch size, or warn and return None if no plan can be made."""
+        """Return the planned batch size, or None with a warning if planning fails."""
         try:
             return self._plan(trainer, module)
         except Exception as error:  # a plan is a help: whatever goes wrong with it, training goes on
@@ -107,7 +108,10 @@ class BatchSizePlanner(Callback):  # type: ignore[misc]  # lightning's types are
 
 
 def _load_data_anew(trainer: Any) -> None:
-    """Discard the data loaders and set up optimizers and schedules again; do nothing before loaders exist."""
+    """Discard the data loaders, and set up optimizers and schedules again.
+
+    Nothing happens before loaders exist.
+    """
     loop = trainer.fit_loop
     if loop._combined_loader is None:
         return

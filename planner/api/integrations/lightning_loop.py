@@ -1,4 +1,4 @@
-"""Derive a job's loop from a Lightning trainer, its module and its data."""
+"""Convert a Lightning trainer, its module and its data to a job's loop."""
 
 import warnings
 from collections.abc import Sequence
@@ -94,9 +94,10 @@ def _as_training(reason: str) -> str:
 
 
 def _validation(trainer: Any, module: Any, batch_name: str) -> tuple[LiveEvaluation | None, tuple[str, ...]]:
-    """Return the validation on the loader with the largest batches, and a note on the validation.
+    """Return the validation step to plan, and a note on it.
 
-    The validation is None if the user's data raises an error.
+    The step is on the loader with the largest batches. The validation is None if the user's data raises an
+    error.
     """
     source = trainer.fit_loop.epoch_loop.val_loop._data_source
     try:
@@ -117,7 +118,7 @@ def _validation(trainer: Any, module: Any, batch_name: str) -> tuple[LiveEvaluat
 
 
 def _loaders(loaders: Any) -> list[Any]:
-    """Return a flat list of the loaders in nested lists, tuples and dictionaries, in the same order."""
+    """Return a flat list of data loaders in nested lists, tuples and dictionaries. The order is kept."""
     if not isinstance(loaders, list | tuple | dict):
         return [loaders]
     several = loaders.values() if isinstance(loaders, dict) else loaders
@@ -125,7 +126,10 @@ def _loaders(loaders: Any) -> list[Any]:
 
 
 def _validation_of(trainer: Any, module: Any, loaders: Sequence[Any], index: int) -> LiveEvaluation:
-    """Return the validation step with the first batch and the batch size of the loader at `index`."""
+    """Return the validation on one loader, with the loader's first batch and batch size.
+
+    The loader is at `index`.
+    """
     sample = _first_batch(trainer, module, loaders[index])
     indices = (0, index) if len(loaders) > 1 else (0,)
     step = _step_of(trainer, module, "validation_step", indices)
@@ -137,7 +141,7 @@ def _elements(evaluation: LiveEvaluation) -> int:
 
 
 def _follows(source: Any, module: Any, name: str, size: int, index: int) -> bool:
-    """Return whether the batch size of a loader changes with the attribute that the callback sets.
+    """Return whether a loader's batch size follows the attribute that the callback sets.
 
     The attribute is changed to find out, and restored.
     """
@@ -149,7 +153,10 @@ def _follows(source: Any, module: Any, name: str, size: int, index: int) -> bool
 
 
 def _batch(trainer: Any, module: Any) -> Any:
-    """Return the first batch of the training data, after the hook `on_before_batch_transfer`."""
+    """Return the first batch of the training data.
+
+    The hook `on_before_batch_transfer` has run on the batch.
+    """
     return _first_batch(trainer, module, trainer.fit_loop._data_source.dataloader())
 
 
@@ -167,9 +174,10 @@ def _data_hooks(trainer: Any, module: Any, name: str) -> Any:
 
 
 def _step_of(trainer: Any, module: Any, method: str, indices: tuple[int, ...] = (0,)) -> Any:
-    """Return a step that runs the hook `on_after_batch_transfer` on a batch, then `method` of the module.
+    """Return a function that runs a method of the module on a batch.
 
-    `indices` are the index of the batch and, if there are several loaders, the index of its loader.
+    The hook `on_after_batch_transfer` runs first. `indices` are the index of the batch and, if there are
+    several loaders, the index of its loader.
     """
     name = "on_after_batch_transfer"
     transfer = _data_hooks(trainer, module, name)
@@ -192,7 +200,7 @@ def validates(trainer: Any, module: Any) -> bool:
 
 
 def fields_of_trainer(trainer: Any) -> dict[str, Any]:
-    """Return a job's fields from a trainer. Raises UsageError for a precision that is not planned."""
+    """Convert a trainer to a job's fields. Raises UsageError for a precision that is not planned."""
     name = str(trainer.precision)
     precision = look_up(_PRECISIONS, name, "precision")
     clip = ClipGradients.NONE
@@ -214,7 +222,7 @@ def fields_of_trainer(trainer: Any) -> dict[str, Any]:
 
 
 def _accumulation(trainer: Any) -> int:
-    """Return the largest number of micro-batches per optimizer step over all epochs."""
+    """Return the largest number of micro-batches per optimizer step in any epoch."""
     schedules = [callback.scheduling for callback in _of_class(trainer, "GradientAccumulationScheduler")]
     steps = [max(schedule.values()) for schedule in schedules]
     return int(max([trainer.accumulate_grad_batches, *steps]))
@@ -251,9 +259,10 @@ def notes_of_trainer(trainer: Any) -> tuple[str, ...]:
 
 
 def _notes_of_callback(callback: Any) -> tuple[str, ...]:
-    """Return the notes on a callback, from the entry of its nearest class in the table `CALLBACKS`.
+    """Return the notes on a callback.
 
-    Raises UsageError if the callback is refused.
+    They come from the entry of the callback's nearest class in the table `CALLBACKS`. Raises UsageError if
+    the callback is refused.
     """
     settings = {setting.name: setting for setting in lightning_settings.CALLBACKS}
     kinds = [kind.__name__ for kind in type(callback).__mro__]

@@ -1,4 +1,7 @@
-"""Names imported from Lightning: from `lightning`, or from `pytorch_lightning` if only that is installed."""
+"""Names imported from Lightning.
+
+They are from `lightning`, or from `pytorch_lightning` if only that is installed.
+"""
 
 import importlib
 from importlib.util import find_spec

@@ -1,4 +1,7 @@
-"""The effects of all parameters of Lightning's `Trainer`, its callbacks, strategies and plugins on a plan."""
+"""The effects of the settings of Lightning's `Trainer` on a plan.
+
+The settings are all parameters, callbacks, strategies and plugins.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,12 +15,18 @@ def _is_sharded(trainer: Any) -> bool:
 
 
 def _is_strategy(name: str) -> Callable[[Any], bool]:
-    """Return a function that tells whether a trainer's strategy is of the class `name` or a subclass."""
+    """Return a function that checks the class of a trainer's strategy.
+
+    The function returns whether the strategy is of the class `name` or a subclass.
+    """
     return lambda trainer: name in [one.__name__ for one in type(trainer.strategy).__mro__]
 
 
 def strategy_name(trainer: Any) -> str:
-    """Return the name of the strategy's nearest class in `STRATEGIES`, or else of the strategy's class."""
+    """Return the name of a trainer's strategy as listed in `STRATEGIES`.
+
+    It is the nearest listed class. If no class is listed, it is the strategy's own class.
+    """
     names = [one.__name__ for one in type(trainer.strategy).__mro__]
     return next((name for name in names if name in STRATEGIES), names[0])
 

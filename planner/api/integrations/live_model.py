@@ -1,4 +1,4 @@
-"""Plan modules that exist already; shared by the integrations of training frameworks."""
+"""Plan existing modules for the integrations of training frameworks."""
 
 import dataclasses
 import warnings
@@ -44,10 +44,11 @@ class LiveLoop(Struct, frozen=True):
 
 
 def plan_live_model(loop: LiveLoop, options: Options) -> MaxBatchResult:
-    """Return the largest batch for an existing module, planned with a batch of its data.
+    """Return the largest batch for an existing module.
 
-    `options` are options of `planner.max_batch`, which override the framework's. Raises only the errors of
-    `planner.errors`: any unexpected error becomes a ModelError.
+    The module is planned with a batch of its data. `options` are options of `planner.max_batch`, which
+    override the framework's. Raises only the errors of `planner.errors`: any unexpected error becomes a
+    ModelError.
     """
     try:
         with model_errors(f"{type(loop.module).__name__}: cannot be planned"), warnings.catch_warnings():
@@ -110,7 +111,10 @@ def named(make: Callable[[], Any], name: str) -> Callable[[], Any]:
 
 
 def plan_job(job: Job, make: Callable[[], Any], notes: tuple[str, ...], options: Options) -> MaxBatchResult:
-    """Return the largest batch of a job whose model or trainer `make` creates, with `notes` added."""
+    """Return the largest batch of a job.
+
+    `make` creates the model or the trainer of the job, and `notes` are added to the result.
+    """
     result = max_batch(named(make, job.model.name), **options_of_job(job, options))
     assert isinstance(result, MaxBatchResult)
     return with_notes(result, notes)
@@ -125,11 +129,11 @@ class Choice(Struct, frozen=True):
 
 
 def choose_batch(loop: LiveLoop, options: Options, multiple: int) -> Choice:
-    """Return the largest batch that trains without retries, rounded down to a multiple of `multiple`.
+    """Return the largest batch that trains without retries.
 
-    A batch below `multiple` is not rounded. An evaluation may take retries, one each time it starts: they
-    cost little. If every batch that fits takes retries, the largest of them is chosen, with a warning. Raises
-    UsageError if no batch fits.
+    The batch is rounded down to a multiple of `multiple`. A batch below `multiple` is not rounded. An
+    evaluation may take retries, one each time it starts: they cost little. If every batch that fits takes
+    retries, the largest of them is chosen, with a warning. Raises UsageError if no batch fits.
     """
     result = plan_live_model(loop, options)
     if not loop.fields.get("evaluate"):
@@ -142,11 +146,12 @@ def choose_batch(loop: LiveLoop, options: Options, multiple: int) -> Choice:
 def choice_beside_evaluation(
     result: MaxBatchResult, plan_training: Callable[[], MaxBatchResult], multiple: int, smaller: str
 ) -> Choice:
-    """Return the choice of batch for a training run with evaluation, accepting retries in the evaluation.
+    """Return the choice of batch for a training run with evaluation.
 
-    An evaluation's retries cost little. `result` is the plan with evaluation; `plan_training` makes the plan
-    without evaluation. If the evaluation does not fit at any batch, the batch size is chosen without it, with
-    a warning that tells how to make the evaluation `smaller`.
+    Retries are accepted in the evaluation. An evaluation's retries cost little. `result` is the plan with
+    evaluation; `plan_training` makes the plan without evaluation. If the evaluation does not fit at any
+    batch, the batch size is chosen without it, with a warning that tells how to make the evaluation
+    `smaller`.
     """
     if 0 < result.max_batch == result.comfortable_batch:
         return choice_of(result, multiple)
@@ -177,7 +182,7 @@ def choice_of(result: MaxBatchResult, multiple: int, comfortable: int | None = N
 
 
 def with_notes(result: MaxBatchResult, notes: tuple[str, ...]) -> MaxBatchResult:
-    """Return the result with `notes` before the other notes of its report and its JSON."""
+    """Return the result with more notes in its report and its JSON. The notes come before the other notes."""
 
     estimates = {field.name: getattr(result.plan, field.name) for field in fields(result.plan)}
     changed: dict[str, Any] = {

@@ -1,7 +1,8 @@
-"""Split the samples of an optimizer step into micro-batches that fit, for transformers' Trainer.
+"""Split the samples of an optimizer step into micro-batches that fit.
 
-The Trainer holds the inputs of all micro-batches of a step on the GPU at once (transformers/trainer.py,
-`get_batch_samples`, from a data loader of accelerate that moves each batch to the device).
+The split is for transformers' Trainer. The Trainer holds the inputs of all micro-batches of a step on the GPU
+at once (transformers/trainer.py, `get_batch_samples`, from a data loader of accelerate that moves each batch
+to the device).
 """
 
 from collections.abc import Callable

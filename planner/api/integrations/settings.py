@@ -1,4 +1,4 @@
-"""The types for tables of a training framework's settings, and the function that reads such a table.
+"""The types for tables of a framework's settings, and the reader of such tables.
 
 Each setting is planned, without effect on GPU memory, stated in the answer, or refused. A table names every
 setting of the installed library, which a test checks, so that no new setting is silently ignored.
@@ -31,7 +31,7 @@ class Effect(StrEnum):
 
 
 class Setting(Struct, frozen=True):
-    """A setting of a framework, with its effect on a plan."""
+    """A setting of a training framework, with its effect on a plan."""
 
     name: str
     effect: Effect
@@ -40,7 +40,7 @@ class Setting(Struct, frozen=True):
 
 
 def planned(names: str) -> tuple[Setting, ...]:
-    """Return a planned setting for each name in `names`, a text separated by spaces."""
+    """Return a planned setting for each name. `names` is a text with spaces between the names."""
     return tuple(Setting(name, Effect.PLANNED) for name in names.split())
 
 
@@ -91,7 +91,7 @@ def text_of(value: Any) -> str:
 
 @contextmanager
 def model_errors(what: str) -> Iterator[None]:
-    """Convert all exceptions inside the context to ModelError, except for errors of the planner."""
+    """Convert exceptions inside the context to ModelError. Errors of the planner are kept."""
     try:
         yield
     except PlannerError:

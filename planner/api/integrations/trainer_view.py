@@ -1,7 +1,8 @@
-"""Read-only stand-ins for Lightning's trainer, for the `training_step` of a copied module.
+"""Read-only stand-ins for Lightning's trainer.
 
-Steps read the trainer's plain state (epoch, counts, ranks, the data module's numbers) and log. State is read
-from the real trainer, and logs are discarded. Anything that acts is refused.
+They serve the `training_step` of a copied module. Steps read the trainer's plain state (epoch, counts, ranks,
+the data module's numbers) and log. State is read from the real trainer, and logs are discarded. Anything that
+acts is refused.
 """
 
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ _MANY_BATCHES = 1_000  # replaces the infinite number of batches that a trainer 
 
 
 class Silent:
-    """An object that accepts any attribute or call and does nothing, such as a logger."""
+    """An object, such as a logger, that accepts any call and does nothing."""
 
     def __getattr__(self, name: str) -> "Silent":
         if name.startswith("__"):
@@ -31,9 +32,9 @@ class Silent:
 
 
 class View:
-    """A read-only view of an object's attributes, which raises UsageError if a value is not plain.
+    """A read-only view of an object's plain attributes.
 
-    An infinite number reads as `_MANY_BATCHES`.
+    Raises UsageError for an attribute with another value. An infinite number reads as `_MANY_BATCHES`.
     """
 
     def __init__(self, viewed: Any, name: str) -> None:
@@ -51,7 +52,7 @@ class View:
         return _MANY_BATCHES if isinstance(value, float) and isinf(value) else value
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Ignore the assignment: nothing may change the real object while a plan is made."""
+        """Ignore the assignment. Nothing may change the real object while a plan is made."""
 
     def __deepcopy__(self, memo: object) -> "View":
         return self

@@ -1,4 +1,7 @@
-"""Compute the memory budget of a request: the GPU's limits, corrected by stored calibrations."""
+"""Compute the memory budget of a request.
+
+The budget is the GPU's limits, corrected by stored calibrations.
+"""
 
 from collections.abc import Mapping
 from numbers import Integral, Real
@@ -97,16 +100,17 @@ def budget_for(budget: Budget, job: Job) -> Budget:
 
 
 def calibrate_budget(budget: Budget, job: Job, options: Options) -> Budget:
-    """Return the budget corrected by the nearest stored calibration, or unchanged if no calibration applies.
+    """Return the budget corrected by the nearest stored calibration.
 
-    Raises DataFileError for a broken calibration, and UsageError if folders are given without a GPU.
+    Without such a calibration, the budget is returned unchanged. Raises DataFileError for a broken
+    calibration, and UsageError if folders are given without a GPU.
     """
     stored = stored_calibrations(budget, options)
     return corrected_budget(budget, find_calibration(stored, calibration_query(budget, job, options)))
 
 
 def corrected_budget(budget: Budget, correction: Correction | None) -> Budget:
-    """Return the budget with a correction applied, or the unchanged budget if the correction is None."""
+    """Return the budget with a correction applied. Without a correction, the budget is returned unchanged."""
     if correction is None:
         return budget
     config = budget.limits.config
@@ -136,7 +140,10 @@ def stored_calibrations(budget: Budget, options: Options) -> tuple[Calibration, 
 
 
 def calibration_query(budget: Budget, job: Job, options: Options) -> CalibrationQuery:
-    """Return the query for stored calibrations: a job, a GPU, a torch version and allocator settings."""
+    """Return the query for stored calibrations of a job on the budget's GPU.
+
+    The query also has the torch version and the allocator settings.
+    """
     torch = None if options.get("trace") is not None else job.environment.torch or installed_version("torch")
     return CalibrationQuery(job, budget.device, torch, options.get("alloc_conf") or "")
 

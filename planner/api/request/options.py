@@ -1,4 +1,7 @@
-"""The keyword arguments of the functions of `planner.api`, which are also the command line's options."""
+"""The keyword arguments of the functions of `planner.api`.
+
+They are also the options of the command line.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
@@ -71,7 +74,7 @@ class JobOptions(TypedDict, total=False):
 
 
 class Options(JobOptions, total=False):
-    """The options of the job, the GPU and the trace; None counts as not given."""
+    """The options of the job, the GPU and the trace. None counts as not given."""
 
     models: str | PathLike[str] | None  # a catalogue instead of the planner's models.yaml
     allow_code: bool | None  # the catalogue may name code: FILE.py:NAME

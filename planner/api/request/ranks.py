@@ -22,13 +22,14 @@ from planner.program import Outcome, ProgramSet, Trace
 
 
 class Ranks:
-    """The ranks of a request with their programs, which are opened when first needed.
+    """The ranks of a request with their programs.
 
-    If the request names a rank, or its traces are from a file, only the request's own rank is planned.
+    Programs are opened when first needed. If the request names a rank, or its traces are from a file, only
+    the request's own rank is planned.
     """
 
     def __init__(self, request: Request) -> None:
-        """Create the ranks of a request; the request's own rank is the first to plan."""
+        """Create the ranks of a request. The request's own rank is the first to plan."""
         self._request = request
         self._programs: dict[int, ProgramSet] = {}
         job = request.job
@@ -57,10 +58,7 @@ class Ranks:
         return self._beside(self._estimate(self.first, batch))
 
     def find_max_batch(self, multiple_of: int) -> Plan:
-        """Return the plan of the largest batch that fits on all planned ranks.
-
-        Raises the errors of a capture.
-        """
+        """Return the plan of the largest batch that fits on all ranks. Raises the errors of a capture."""
         planned: set[int] = set()
         rank = self.first
         while True:
@@ -130,7 +128,10 @@ class Ranks:
 
 
 def _breaks(everywhere: Estimate, own: Estimate) -> bool:
-    """Return whether `everywhere`, the worst estimate, is of another rank than `own` with a worse outcome."""
+    """Return whether the worst estimate is of another rank and worse than `own`.
+
+    `everywhere` is the worst estimate. Outcomes are compared.
+    """
     if everywhere.job.sharding.rank == own.job.sharding.rank or everywhere.outcome is own.outcome:
         return False
     return everywhere.outcome is Outcome.DOES_NOT_FIT or own.outcome is Outcome.FITS

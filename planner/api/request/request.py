@@ -1,4 +1,7 @@
-"""Turn a caller's options into a request: a job, its memory limits and the source of its traces."""
+"""Convert a caller's options to a request.
+
+A request is a job, its memory limits and the source of its traces.
+"""
 
 import inspect
 import sys
@@ -65,14 +68,15 @@ class Request(Struct, frozen=True):
 
     @property
     def on_progress(self) -> Callable[[str], None]:
-        """Return the callback for short lines of progress."""
+        """Return the callback for progress messages."""
         return self.options.get("on_progress") or ignore_progress
 
     @property
     def batch(self) -> int:
-        """Return the given batch size, or else the job's default.
+        """Return the batch size to plan.
 
-        Raises UsageError if neither is known, or if the batch size exceeds the dataset size.
+        It is the given batch size, or else the job's default. Raises UsageError if neither is known, or if
+        the batch size exceeds the dataset size.
         """
         if self.chosen_batch is None:
             raise UsageError(f"{self.job.model.name}: no batch size is known; give one, such as --batch 32")
@@ -80,9 +84,10 @@ class Request(Struct, frozen=True):
         return self.chosen_batch
 
     def programs(self, mode: CaptureMode = CaptureMode.SHARED, job: Job | None = None) -> ProgramSet:
-        """Return the programs of `job`, or of the request's job if `job` is None. Raises UsageError.
+        """Return the programs of a job.
 
-        With a trace file, the programs are always the content of the file.
+        If `job` is None, they are the programs of the request's job. Raises UsageError. With a trace file,
+        the programs are always the content of the file.
         """
         if self.saved is not None:
             return self.saved
@@ -94,9 +99,9 @@ class Request(Struct, frozen=True):
         )  # fmt: skip
 
     def traces(self, mode: CaptureMode = CaptureMode.SHARED, job: Job | None = None) -> TraceSource:
-        """Return a function from a batch size to the trace on the request's GPU. Raises UsageError.
+        """Return a function that makes the trace of a batch size on the request's GPU.
 
-        The parameters are as for `programs`.
+        Raises UsageError. The parameters are as for `programs`.
         """
         programs, target = self.programs(mode, job), self.budget.device.target
         return lambda batch: programs.trace(batch, target)
@@ -119,7 +124,7 @@ def open_request(
     command: str = "",
     check_job: Callable[[Job], None] = require_one_size,
 ) -> Request:
-    """Return the request for a model with these options.
+    """Return the request for a model and options.
 
     `command` is the name of a command that runs the model itself: it takes neither a trace file nor a
     separate process for the model. `check_job` raises UsageError for unsupported jobs.
@@ -158,7 +163,10 @@ def reject_sources(options: Mapping[str, object], command: str) -> None:
 
 
 def isolation_limit(options: Mapping[str, object]) -> float | None:
-    """Return the time limit of an isolated trace in seconds, or None without isolation. Raises UsageError."""
+    """Return the time limit of an isolated trace, or None without isolation.
+
+    The limit is in seconds. Raises UsageError.
+    """
     limit_seconds = options.get("time_limit")
     if not options.get("isolate"):
         if limit_seconds is not None:
@@ -172,9 +180,10 @@ def isolation_limit(options: Mapping[str, object]) -> float | None:
 
 
 def open_stores(options: Options) -> tuple[ProgramStore, ...]:
-    """Return the user's program store, and the bundled store if torch's settings are unchanged.
+    """Return the program stores of a request.
 
-    Returns () without `cache` or if the model is isolated. Raises UsageError.
+    They are the user's store and, if torch's settings are unchanged, the bundled store. Returns () without
+    `cache` or if the model is isolated. Raises UsageError.
     """
     folder = options.get("cache")
     if folder is None or options.get("isolate"):
@@ -185,7 +194,7 @@ def open_stores(options: Options) -> tuple[ProgramStore, ...]:
 
 
 def answers_folder(options: Options) -> Path | None:
-    """Return the cache folder for results of cuDNN queries, or None without `cache`."""
+    """Return the cache folder for results of cuDNN queries, or None if there is no cache."""
     folder = options.get("cache")
     return None if folder is None else Path(folder)
 
@@ -283,7 +292,7 @@ def _job_of_factory(factory: Factory, given: Mapping[str, Any]) -> Job:
 
 
 def _job_options(options: Options) -> dict[str, Any]:
-    """Return a job's options by field name of `Job`; only arguments and samples are parsed here."""
+    """Convert a job's options to fields of `Job`. Only arguments and samples are parsed here."""
     inputs, targets = _samples(options.get("input")), _samples(options.get("target"))
     is_one = len(targets) == 1 and targets[0].keyword is None
     return {

@@ -1,4 +1,7 @@
-"""Run commands on emulated GPUs: `planner run` and `planner max-batch -- COMMAND` for Python."""
+"""Run commands on emulated GPUs.
+
+This is `planner run` and `planner max-batch -- COMMAND` for Python.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +26,7 @@ MAX_COPY_BYTES = 2**40
 
 @dataclass(frozen=True, slots=True)
 class RunResult(Result):
-    """The records of a command's processes on emulated GPUs; `str` gives the text report."""
+    """The records of a command's processes on emulated GPUs. `str` gives the text report."""
 
     run: EmulatedRun
     explained: ExplainedRun | None = None  # None if no explanation was requested
@@ -34,14 +37,20 @@ class RunResult(Result):
         return self.run.outcome is not Outcome.DOES_NOT_FIT
 
     def draw(self, path: Path | str) -> None:
-        """Draw memory over time to a file; do nothing if the run is not explained. Raises DataFileError."""
+        """Draw memory over time to a file.
+
+        If the run is not explained, nothing is drawn. Raises DataFileError.
+        """
         if self.explained is not None:
             from planner.report import draw_timeline, run_summary
 
             draw_timeline(self.explained.explanation, run_summary(self.explained).caption, Path(path))
 
     def save_page(self, path: Path | str) -> None:
-        """Write an HTML page; do nothing if the run is not explained. Raises DataFileError."""
+        """Write the explanation of the run as an HTML page.
+
+        If the run is not explained, nothing is written. Raises DataFileError.
+        """
         if self.explained is not None:
             from planner.report import run_summary, save_page
 
@@ -56,7 +65,7 @@ class RunResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class CommandResult(Result):
-    """The largest batch size of a command on emulated GPUs; `str` gives the text report."""
+    """The largest batch size of a command on emulated GPUs. `str` gives the text report."""
 
     plan: CommandPlan
 
@@ -131,7 +140,7 @@ def max_batch_of_command(
     multiple_of: int | None = None,
     on_progress: OnProgress = ignore_progress,
 ) -> CommandResult:
-    """Return the largest batch size with which a command fits in the memory of emulated GPUs.
+    """Return the largest batch size with which a command fits on emulated GPUs.
 
     Each run replaces `{batch}` in the command by a batch size, and ends after `stop_after` optimizer steps;
     by default the run at the answer's batch size continues to the end of its first evaluation. Raises the

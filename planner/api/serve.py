@@ -1,4 +1,7 @@
-"""`planner.serve`: how many sequences a server with a paged key-value cache holds on a GPU."""
+"""`planner.serve`: how many sequences a model server holds on a GPU.
+
+The server has a paged key-value cache.
+"""
 
 from dataclasses import dataclass
 from time import perf_counter
@@ -14,14 +17,17 @@ from planner.report import Report, Result, report_of
 
 @dataclass(frozen=True, slots=True)
 class ServeResult(Result):
-    """The blocks, tokens and sequences of a server; `str` gives the text report."""
+    """The blocks, tokens and sequences that a model server holds. `str` gives the text report."""
 
     plan: ServingPlan
     seconds: float
 
     @property
     def sequences(self) -> int:
-        """Return how many sequences of the configured length run at once, or 0 if no sequence fits."""
+        """Return the number of sequences that run at once.
+
+        They have the configured length. The number is 0 if no sequence fits.
+        """
         return self.plan.sequences
 
     def _report(self) -> Report:
@@ -33,11 +39,11 @@ class ServeResult(Result):
 def serve(
     model: str | None = None, *, draft: str | None = None, settings: Any = None, **options: Unpack[Options]
 ) -> ServeResult:
-    """Return how many blocks, tokens and sequences a server of a language model holds, by vLLM's rules.
+    """Return how many blocks, tokens and sequences a model server holds.
 
-    `draft` is the smaller model of speculative decoding, whose weights and cache are counted too. `settings`
-    is a mapping with the fields of `planner.planning.ServingSettings`. Raises UsageError or ModelError;
-    0 sequences is a result, not an error.
+    The rules are vLLM's. `draft` is the smaller model of speculative decoding, whose weights and cache are
+    counted too. `settings` is a mapping with the fields of `planner.planning.ServingSettings`. Raises
+    UsageError or ModelError; 0 sequences is a result, not an error.
     """
     start = perf_counter()
     require_memory_limit(options)

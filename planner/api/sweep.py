@@ -1,7 +1,7 @@
-"""Plan a grid of models, recipes and GPUs; one capture of a model in a recipe serves all GPUs.
+"""Plan a grid of models, recipes and GPUs.
 
-A worker's result is stored immediately and not computed again by a later call. A job that fails is reported,
-and the other jobs continue.
+One capture of a model in a recipe serves all GPUs. A worker's result is stored immediately and not computed
+again by a later call. A job that fails is reported, and the other jobs continue.
 """
 
 import sys
@@ -43,7 +43,7 @@ _ONE_CAPTURE = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class SweepResult(Result):
-    """The grid of a sweep with its cells; `str` gives the text report."""
+    """The grid of a sweep with its cells. `str` gives the text report."""
 
     table: SweepTable
 
@@ -145,7 +145,7 @@ def _tasks(
 
 
 def _without(task: Task, stored: TaskResult) -> Task:
-    """Return the task restricted to GPUs without a stored cell."""
+    """Return the task for only the GPUs that have no stored cell."""
     devices = tuple(device for device in task.devices if device_digest(device) not in stored.cells)
     return replace(task, devices=devices)
 

@@ -1,4 +1,4 @@
-"""Diagnose CUDA out-of-memory errors that are raised in a part of a program."""
+"""Diagnose CUDA out-of-memory errors in a part of a program."""
 
 import importlib
 import sys
@@ -21,15 +21,16 @@ _MOST_ENTRIES = 200_000  # events that torch keeps; a step of a large model has 
 
 @contextmanager
 def watch(folder: str | PathLike[str] = ".", *, record: bool = False) -> Iterator[None]:
-    """Write a memory snapshot and warn with a diagnosis if the context raises a CUDA out-of-memory error.
+    """Write a memory snapshot if the context raises a CUDA out-of-memory error.
 
-    The error is torch's OutOfMemoryError, or a RuntimeError that says or was caused by the same. It is raised
-    unchanged; a failed snapshot or diagnosis is a part of the warning. Without `record` nothing runs before
-    an error, the snapshot has the blocks at the time of the error, and the diagnosis rests on the message and
-    traceback of the error. With `record` torch is imported and records each allocation in the context
-    (`torch.cuda.memory._record_memory_history`), which takes time and host memory, unless it already records;
-    snapshot and diagnosis then have the history too. The snapshot is `out-of-memory-TIME.pickle` in `folder`,
-    or `out-of-memory-TIME-2.pickle` if another error or process has that name, and so on.
+    A warning gives the diagnosis. The error is torch's OutOfMemoryError, or a RuntimeError that says or was
+    caused by the same. It is raised unchanged; a failed snapshot or diagnosis is a part of the warning.
+    Without `record` nothing runs before an error, the snapshot has the blocks at the time of the error, and
+    the diagnosis rests on the message and traceback of the error. With `record` torch is imported and records
+    each allocation in the context (`torch.cuda.memory._record_memory_history`), which takes time and host
+    memory, unless it already records; snapshot and diagnosis then have the history too. The snapshot is
+    `out-of-memory-TIME.pickle` in `folder`, or `out-of-memory-TIME-2.pickle` if another error or process has
+    that name, and so on.
     """
     with ExitStack() as recording:
         if record:
@@ -84,10 +85,10 @@ def _diagnose_error(error: Exception) -> Diagnosis | None:
 
 
 def _warn(of_message: Diagnosis, folder: Path, record: bool) -> None:
-    """Write a memory snapshot to `folder`, and warn with the file's path and a diagnosis.
+    """Write a memory snapshot to `folder`, and issue a warning with a diagnosis.
 
-    The history of the snapshot is diagnosed if it has been recorded and has a failed request, else the
-    message.
+    The warning names the file. The history of the snapshot is diagnosed if it has been recorded and has a
+    failed request, else the message.
     """
     answer = str(DiagnoseResult("", of_message, 0.0))
     try:

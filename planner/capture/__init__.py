@@ -1,4 +1,7 @@
-"""Capture training loops as traces, by running them with torch on meta tensors."""
+"""Capture training loops as traces.
+
+The loops run with torch on meta tensors.
+"""
 
 from planner._support.lazy_exports import attach_stub
 

@@ -1,7 +1,8 @@
-"""List and map the leaves of operators' arguments and results, nested in tuples, lists and dictionaries.
+"""List and map the leaves of operators' arguments and results.
 
-torch's pytrees support any container, but looking up each container would take a quarter of a capture.
-Arguments that are on the CPU while other arguments are on the GPU are marked.
+Leaves are nested in tuples, lists and dictionaries. torch's pytrees support any container, but looking up
+each container would take a quarter of a capture. Arguments that are on the CPU while other arguments are on
+the GPU are marked.
 """
 
 from collections.abc import Callable
@@ -29,7 +30,7 @@ def _collect(values: Any, found: list[Any]) -> None:
 
 
 def map_leaves(change: Callable[[Any], Any], value: Any) -> Any:
-    """Return nested containers with `change` applied to each leaf; named tuples become plain tuples."""
+    """Return nested containers with `change` applied to each leaf. Named tuples become plain tuples."""
     if not isinstance(value, _CONTAINERS):
         return change(value)
     if isinstance(value, dict):
@@ -50,5 +51,5 @@ def as_cpu_tensor(tensor: Tensor) -> Tensor:
 
 
 def is_on_cpu(tensor: Tensor) -> bool:
-    """Return whether a tensor is on the CPU or is marked as a CPU tensor."""
+    """Return whether a tensor is a CPU tensor or marked as a CPU tensor."""
     return isinstance(tensor, CpuTensor) or tensor.is_cpu

@@ -1,4 +1,4 @@
-"""Remember results of a job's earlier captures, for captures of the job at other batch sizes."""
+"""Remember results of a job's captures for captures at other batch sizes."""
 
 from dataclasses import dataclass, field
 
@@ -18,17 +18,23 @@ class CaptureMemory:
     growth_lines: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)  # by (module, op)
 
     def knows_lines(self, trace: Trace) -> bool:
-        """Return whether the source lines of all the trace's growth sources are known."""
+        """Return whether the source line of each growth source is known.
+
+        The growth sources are those of the trace.
+        """
         return all((one.module, one.op) in self.growth_lines for one in trace.growth_sources)
 
     def add_lines(self, trace: Trace) -> None:
-        """Remember the source lines of growth sources; the trace must have been captured with provenance."""
+        """Remember the source lines of a trace's growth sources.
+
+        The trace must have been captured with provenance.
+        """
         self.growth_lines.update(
             ((one.module, one.op), (one.source, one.code)) for one in trace.growth_sources
         )
 
     def with_lines(self, trace: Trace) -> Trace:
-        """Return the trace with the remembered source lines added to its growth sources."""
+        """Return the trace with remembered source lines in its growth sources."""
         return replace(trace, growth_sources=tuple(map(self._with_line, trace.growth_sources)))
 
     def _with_line(self, growth: GrowthSource) -> GrowthSource:

@@ -119,7 +119,10 @@ def _plain_type(script_module: Any) -> str:
 
 
 def _name_of(function: Any) -> str:
-    """Return the class name of a compiled module, or the qualified name of a compiled function."""
+    """Return the name of a compiled module's class or of a compiled function.
+
+    The name of a function is qualified.
+    """
     if getattr(function, "__name__", "") == "inner":  # torch puts another wrapper around its own modules
         function = inspect.getclosurevars(function).nonlocals.get("fn", function)
     function = inspect.unwrap(function)

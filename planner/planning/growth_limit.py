@@ -1,4 +1,7 @@
-"""Count the steps that a loop with growing memory can run, by repeating its last step until one fails."""
+"""Count the steps that a loop with growing memory can run before it fails.
+
+The last traced step is replayed until a request fails.
+"""
 
 from collections.abc import Sequence
 
@@ -12,7 +15,7 @@ MOST_EVENTS = 300_000  # events to replay to count steps, which takes about a se
 
 
 class StepLimit(Struct, frozen=True):
-    """The number of steps after which a loop no longer fits."""
+    """The number of steps that a loop can run before it no longer fits."""
 
     steps: int
     is_exact: bool  # whether all steps were replayed; if not, extrapolated from the growth of a step
@@ -40,9 +43,10 @@ def find_step_limit(trace: Trace, limits: MemoryLimits, growth: Growth, peak_byt
 
 
 def _without_activations(trace: Trace) -> Trace:
-    """Return the trace with activations relabelled as temporaries, so that equal steps compare as equal.
+    """Return the trace with its activations relabelled as temporaries.
 
-    Blocks that the end of the trace leaves allocated count as activations.
+    Blocks that the end of the trace leaves allocated count as activations. Without the label equal steps
+    compare as equal.
     """
     events = (
         replace(one, category=Category.TEMPORARY)
@@ -56,7 +60,10 @@ def _without_activations(trace: Trace) -> Trace:
 def _played(
     steps: Sequence[Sequence[Piece]], limits: MemoryLimits, next_workspaces: NextWorkspaces | None, most: int
 ) -> int | None:
-    """Replay steps, repeating the last, and return the number that fit, or None if `most` steps fit."""
+    """Return the number of steps that fit in a replay, or None if `most` steps fit.
+
+    The last of `steps` is repeated.
+    """
     player = Player(limits, next_workspaces)
     for number in range(most + 1):
         if not all(player.play(piece, number) for piece in steps[min(number, len(steps) - 1)]):

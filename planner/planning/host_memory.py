@@ -1,4 +1,4 @@
-"""Count the host memory that a training process takes for the tensors of its GPU."""
+"""Compute the host memory that a training process takes for tensors."""
 
 from msgspec import Struct
 
@@ -23,7 +23,7 @@ class HostMemory(Struct, frozen=True):
 
 
 def count_host_memory(job: Job, trace: Trace) -> HostMemory:
-    """Return the host memory that a job's process takes, computed from the job's trace.
+    """Compute the host memory of a job's process from the job's trace.
 
     For shards and quantized weights, which libraries build in other ways, only batches and pinned memory are
     counted. If the job does not train, the bytes of checkpoints and of saving are None.
@@ -40,7 +40,10 @@ def count_host_memory(job: Job, trace: Trace) -> HostMemory:
 
 
 def _batch_bytes(trace: Trace) -> int:
-    """Return the bytes of a batch: its inputs are allocated between the set-up and the second batch."""
+    """Return the bytes of one batch's inputs.
+
+    The inputs of the first batch are allocated between the set-up and the second batch.
+    """
     batches = size_bytes = 0
     for event in trace.events[len(setup_events(trace)) :]:
         if isinstance(event, PhaseStart):

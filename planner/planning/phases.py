@@ -1,4 +1,7 @@
-"""Compute the memory peaks of each phase of a job, from loading the model to resuming from a checkpoint."""
+"""Compute the memory peaks of each phase of a job.
+
+The phases extend from loading the model to resuming from a checkpoint.
+"""
 
 from collections.abc import Callable, Container, Iterable, Iterator
 from enum import StrEnum
@@ -12,7 +15,10 @@ from planner.program import Alloc, Category, Event, Fact, Free, Phase, PhaseStar
 
 
 class JobPhase(StrEnum):
-    """A part of a job, in the order in which a script usually comes to it."""
+    """A phase of a job, such as its first step or the saving of a checkpoint.
+
+    The phases are listed in the order in which a script usually reaches them.
+    """
 
     LOADING = "loading"  # the model is placed on the GPU
     FIRST_STEP = "first_step"  # gradients and optimizer state are allocated
@@ -24,7 +30,10 @@ class JobPhase(StrEnum):
 
 
 class JobPhasePeak(Struct, frozen=True):
-    """The peaks of a phase in bytes, including memory from before it; None if the phase is not planned."""
+    """The allocated and reserved peaks of a phase in bytes.
+
+    The peaks include memory from before the phase. They are None if the phase is not planned.
+    """
 
     phase: JobPhase
     allocated_bytes: int | None = None
@@ -82,7 +91,7 @@ def saved_blocks(trace: Trace) -> list[Alloc]:
 
 
 def _alive(events: Iterable[Event], categories: Container[Category]) -> list[Alloc]:
-    """Return the blocks of the given categories that are still allocated after all events."""
+    """Return the blocks of `categories` that are still allocated after all events."""
     alive: dict[int, Alloc] = {}
     for event in events:
         if isinstance(event, Alloc):
@@ -94,9 +103,10 @@ def _alive(events: Iterable[Event], categories: Container[Category]) -> list[All
 
 
 def _resuming_of(job: Job) -> Callable[[Trace], Iterable[Event]] | None:
-    """Return a function that takes a trace and returns the events of resuming, which follow the set-up.
+    """Return a function from a trace to the events of resuming from a checkpoint.
 
-    Returns None if the job does not train, or if its checkpoints are not planned.
+    The events follow the set-up. Returns None if the job does not train, or if its checkpoints are not
+    planned.
     """
     is_quantized = job.model.quantize is not Quantize.NONE
     if not trains(job) or job.model.quantize.is_of_torchao:
@@ -109,29 +119,36 @@ def _resuming_of(job: Job) -> Callable[[Trace], Iterable[Event]] | None:
 
 
 def _resume_whole(trace: Trace) -> Iterable[Event]:
-    """Load the checkpoint saved at the end of a trace."""
+    """Return the events of loading the checkpoint saved at the end of a trace."""
     is_state = Fact.WEIGHTS_FROM_HOST in trace.facts
     return _load(_states(trace) if is_state else saved_blocks(trace))
 
 
 def _resume_trained(trace: Trace) -> Iterable[Event]:
-    """Load the weights that are trained, which are as large as their gradients, and the optimizer state."""
+    """Return the events of loading the trained weights and the optimizer state.
+
+    Trained weights are as large as their gradients.
+    """
     begin, _ = _first_update(trace)
     weights = _alive(trace.events[:begin], (Category.GRADIENT,))
     return _load([*(() if Fact.WEIGHTS_FROM_HOST in trace.facts else weights), *_states(trace)])
 
 
 def _resume_zero(trace: Trace) -> Iterable[Event]:
-    """Allocate the states that DeepSpeed does not allocate as it shards the model."""
+    """Return the events of allocating the optimizer state that the set-up did not allocate.
+
+    DeepSpeed allocates other states while it shards the model.
+    """
     made = {event.block for event in setup_events(trace) if isinstance(event, Alloc)}
     return _load([block for block in _states(trace) if block.block not in made])
 
 
 def _resume_shards(trace: Trace) -> Iterable[Event]:
-    """Update the weights by gradients of zeros, which allocates the optimizer state.
+    """Return the events of an optimizer step with gradients of zeros.
 
-    FSDP2's own gradients are parts of one block for each group of parameters. The zero gradients have one
-    block for each parameter, until the blocks have as many bytes as the gradients.
+    The step allocates the optimizer state. FSDP2's own gradients are parts of one block for each group of
+    parameters. The zero gradients have one block for each parameter, until the blocks have as many bytes as
+    the gradients.
     """
     begin, end = _first_update(trace)
     step = [event for event in trace.events[begin:end] if not isinstance(event, PhaseStart)]
@@ -152,20 +169,23 @@ def _states(trace: Trace) -> list[Alloc]:
 
 
 def _load(blocks: Iterable[Alloc]) -> Iterable[Event]:
-    """Return the start of a phase and the allocation of a copy of each block."""
+    """Return the events that begin a phase and allocate a copy of each block."""
     copies = (replace(block, block=-number) for number, block in enumerate(blocks, start=1))
     return (PhaseStart(1, Phase.INPUTS), *copies)
 
 
 def _first_update(trace: Trace) -> tuple[int, int]:
-    """Return the indices of the events at which the first optimizer phase begins and ends."""
+    """Return the event indices at which the first optimizer phase begins and ends."""
     starts = [(at, event.phase) for at, event in enumerate(trace.events) if isinstance(event, PhaseStart)]
     begin = next((at for at, phase in starts if phase is Phase.OPTIMIZER), len(trace.events))
     return begin, next((at for at, _ in starts if at > begin), len(trace.events))
 
 
 def _gather(trace: Trace, shards: int, limits: MemoryLimits) -> PhasePeak:
-    """Return the peaks of a process that gathers all shards of each saved block, one block at a time."""
+    """Return the memory peaks of gathering all shards of each saved block.
+
+    One block is gathered at a time.
+    """
     gathered = (
         event
         for number, block in enumerate(saved_blocks(trace), start=1)
@@ -181,12 +201,12 @@ def setup_events(trace: Trace) -> tuple[Event, ...]:
 
 
 def _last_peak(trace: Trace, events: tuple[Event, ...], limits: MemoryLimits) -> PhasePeak:
-    """Return the peaks of the last phase of a replay of `events` in place of the trace's events."""
+    """Replay `events` in place of a trace's events, and return the peaks of the last phase."""
     return replay_trace(replace(trace, events=events), limits).phase_peaks[-1]
 
 
 def _phases(run: Replay) -> Iterator[tuple[JobPhase, PhasePeak]]:
-    """Yield, for each phase of a replay, the corresponding phase of the job and the peaks."""
+    """Yield the `JobPhase` and the peaks of each phase of a replay."""
     following = (*run.phase_peaks[1:], None)
     for peak, after in zip(run.phase_peaks, following, strict=True):
         loads_evaluated = peak.phase is Phase.INPUTS and after is not None and after.phase is Phase.EVALUATION
@@ -215,7 +235,7 @@ def trains(job: Job) -> bool:
 
 
 def holds_whole_weights(job: Job) -> bool:
-    """Return whether a job's process holds all weights, neither sharded nor quantized."""
+    """Return whether a job's process holds all weights unsharded and unquantized."""
     return not _is_sharded(job) and job.model.quantize is Quantize.NONE
 
 

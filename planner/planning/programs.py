@@ -1,4 +1,7 @@
-"""Open the programs of a job from stores, from a capture in this or another process, or from single runs."""
+"""Open the programs of a job from stores or captures.
+
+A capture runs in the current or another process, for all batch sizes or for a single one.
+"""
 
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -42,7 +45,7 @@ def open_programs(
     limit_seconds: float | None = None,
     cache_folder: Path | None = None,
 ) -> ProgramSet:
-    """Return a set of a job's programs, which are read from `stores` or captured.
+    """Return the set of a job's programs, read from `stores` or captured.
 
     The model is built by `factory` if it is given. torch is imported at once, or, with `stores` in the mode
     SHARED, only if no store has a program. With `limit_seconds`, another process captures the model, and each
@@ -92,7 +95,7 @@ def open_traces(
 
 
 class _RunBuilder(Struct, frozen=True):
-    """A builder that runs the model at each batch size, without a program for all batch sizes."""
+    """A builder that runs the model anew at each batch size. It has no program for all batch sizes."""
 
     trace: Callable[[int, Target], Trace]  # of a batch size on a GPU
 
@@ -101,7 +104,7 @@ class _RunBuilder(Struct, frozen=True):
         return ()
 
     def run(self, batch: int, target: Target) -> Program:
-        """Run the model at a batch size, and return a program that holds for that batch size alone."""
+        """Run the model at a batch size, and return a program for that batch size alone."""
         return constant_program(self.trace(batch, target), target)
 
     def enumerate_variants(self, program: Program, target: Target) -> None:
@@ -109,9 +112,10 @@ class _RunBuilder(Struct, frozen=True):
 
 
 def complete_from_library(job: Job, stores: Sequence[ProgramStore] = ()) -> Job:
-    """Return the job completed by its model's library, or unchanged if the library knows no inputs.
+    """Return the job completed with the inputs that the model's library knows.
 
-    The library is imported only if no store has the job. Raises UsageError or ModelError.
+    The job is returned unchanged if the library knows no inputs. The library is imported only if no store has
+    the job. Raises UsageError or ModelError.
     """
     return complete_cached(job, stores, _completed) if is_completed_by_library(job) else job
 

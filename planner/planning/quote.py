@@ -6,7 +6,7 @@ from planner.hardware import Offer
 
 
 class Quote(Struct, frozen=True):
-    """The cheapest cloud instance with a given GPU, and the training throughput of one such GPU."""
+    """The cheapest cloud instance with a GPU, and the training throughput of one GPU."""
 
     offer: Offer | None = None  # None if the price file has no instance with the GPU
     throughput: float | None = None  # samples per second of training, as the user measured it
@@ -18,7 +18,7 @@ class Quote(Struct, frozen=True):
 
     @property
     def per_million_samples(self) -> float | None:
-        """Return the US dollars to train on a million samples, or None if price or throughput is unknown.
+        """Return the cost in US dollars of training on a million samples, or None if unknown.
 
         The whole instance is paid for while one of its GPUs trains.
         """

@@ -13,17 +13,20 @@ _ORDER = (Outcome.FITS, Outcome.FITS_WITH_RETRIES, Outcome.DOES_NOT_FIT)
 
 
 def count_ranks(job: Job) -> int:
-    """Return how many ranks may need different memory; 1 if all ranks are equal (DDP, DeepSpeed)."""
+    """Return the number of ranks that may need different memory.
+
+    It is 1 if all ranks are equal, as with DDP and DeepSpeed.
+    """
     return 1 if job.sharding.deepspeed else job.sharding.ranks
 
 
 def ranks_beside(job: Job, trace: Trace) -> tuple[int, ...]:
-    """Return the ranks to plan in addition to rank 0, whose trace is given.
+    """Return the ranks to plan in addition to rank 0.
 
-    The tuple is empty if all ranks hold equal parts. Of more than `MOST_RANKS` ranks, the planned ranks are
-    the last rank and each rank whose distance from the first or the last is a power of two, which include the
-    ends of each dimension of a usual mesh. For a model that the planner shards, only the last rank is
-    planned, since parts become smaller from rank to rank.
+    `trace` is the trace of rank 0. The tuple is empty if all ranks hold equal parts. Of more than
+    `MOST_RANKS` ranks, the planned ranks are the last rank and each rank whose distance from the first or the
+    last is a power of two, which include the ends of each dimension of a usual mesh. For a model that the
+    planner shards, only the last rank is planned, since parts become smaller from rank to rank.
     """
     count = count_ranks(job)
     if Fact.EQUAL_PARTS in trace.facts:
@@ -37,15 +40,18 @@ def ranks_beside(job: Job, trace: Trace) -> tuple[int, ...]:
 
 
 def is_worse(one: Estimate, other: Estimate) -> bool:
-    """Return whether `one` is worse than `other` by outcome, then process memory, then allocated peak."""
+    """Return whether `one` is worse than `other`.
+
+    Outcomes are compared first, then process memory, then allocated peaks.
+    """
     return _badness(one) > _badness(other)
 
 
 def with_ranks(worst: Estimate, by_rank: Mapping[int, Estimate], notes: Iterable[str] = ()) -> Estimate:
-    """Return the estimate of the worst rank with the figures of all ranks; equal ranks share a row.
+    """Return the worst rank's estimate with the figures of all ranks added.
 
-    If the job has no ranks that differ, `worst` is returned unchanged. The figures of a single planned rank
-    hold for all ranks.
+    Ranks with equal figures share a row. If the job has no ranks that differ, `worst` is returned unchanged.
+    The figures of a single planned rank hold for all ranks.
     """
     if count_ranks(worst.job) == 1:
         return worst

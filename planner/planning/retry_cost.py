@@ -1,4 +1,7 @@
-"""Count the CUDA calls that allocator retries cost; in a retry, the process waits for the GPU."""
+"""Count the CUDA calls that allocator retries cause.
+
+In a retry, the process waits for the GPU.
+"""
 
 from msgspec import Struct
 
@@ -17,9 +20,9 @@ class RetryCost(Struct, frozen=True):
 
 
 def count_retries(trace: Trace, limits: MemoryLimits) -> tuple[RetryCost, ...]:
-    """Return the retries and CUDA calls of each step of a replay, up to a failure if there is one.
+    """Return the allocator's retries and CUDA calls in each step of a replay.
 
-    The first step includes the set-up.
+    The replay ends at the first failure. The first step includes the set-up.
     """
     changes: list[SegmentEvent] = []
     costs: list[RetryCost] = []

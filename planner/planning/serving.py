@@ -1,12 +1,12 @@
-"""Count the sequences whose keys and values fit a server's GPU next to the weights.
+"""Count the sequences that a server's GPU can hold next to the weights.
 
-The rules are from vLLM's V1 engine, which has a paged key-value cache. It claims a share of the GPU's
-memory, `gpu_memory_utilization` of the total (vllm/v1/worker/utils.py, request_memory), and refuses to start
-if less is free. From the share it subtracts the GPU memory that was lost since a reading taken after the
-context was created, and the peak of a profile run above the memory that stays allocated
-(vllm/utils/mem_utils.py, memory_profiling), then an estimate of CUDA graphs (vllm/v1/worker/gpu_worker.py,
-determine_available_memory). The rest is divided into blocks of keys and values
-(vllm/v1/core/kv_cache_utils.py, get_kv_cache_config_from_groups). The profile run passes
+A sequence takes memory for its keys and values. The rules are from vLLM's V1 engine, which has a paged
+key-value cache. It claims a share of the GPU's memory, `gpu_memory_utilization` of the total
+(vllm/v1/worker/utils.py, request_memory), and refuses to start if less is free. From the share it subtracts
+the GPU memory that was lost since a reading taken after the context was created, and the peak of a profile
+run above the memory that stays allocated (vllm/utils/mem_utils.py, memory_profiling), then an estimate of
+CUDA graphs (vllm/v1/worker/gpu_worker.py, determine_available_memory). The rest is divided into blocks of
+keys and values (vllm/v1/core/kv_cache_utils.py, get_kv_cache_config_from_groups). The profile run passes
 `max_num_batched_tokens` tokens through the model without a cache, then samples for `max_num_seqs` sequences
 (vllm/v1/worker/gpu_model_runner.py, profile_run). Its peak is computed from the model's widths, since vLLM
 runs its own fused operators.
@@ -71,7 +71,10 @@ class ServingSettings(Struct, frozen=True):
         return self
 
     def on(self, device: Device) -> "ServingSettings":
-        """Return the settings, replacing zero numbers of tokens and sequences by the GPU's defaults."""
+        """Return the settings with zeros replaced by the GPU's defaults.
+
+        Only `max_num_batched_tokens` and `max_num_seqs` are replaced.
+        """
         is_large = device.total.value >= LARGE_GPU_BYTES and "A100" not in device.name
         return replace(
             self,
@@ -171,7 +174,7 @@ def plan_serving(
 
 
 def group_layers(model: "ServedModel") -> CacheGroups:
-    """Return the size and number of the KV-cache groups into which vLLM divides a model's layers.
+    """Return the KV-cache groups into which vLLM divides a model's layers.
 
     Source: kv_cache_utils.py, _get_kv_cache_groups_uniform_page_size.
     If some layers have a window or a state, a group has as many layers as the rarest kind of layer, or as the
@@ -197,7 +200,7 @@ def block_tokens(model: "ServedModel", settings: ServingSettings) -> int:
 
 
 def layer_bytes(model: "ServedModel", settings: ServingSettings) -> int:
-    """Return the bytes of the keys and values of one token in one layer."""
+    """Return the bytes of one token's keys and values in one layer."""
     number, scales = CACHE_DTYPES[settings.kv_cache_dtype]
     return model.cached_numbers * (number or model.item_bytes) + model.key_heads * scales
 
@@ -214,7 +217,10 @@ def activation_bytes(model: "ServedModel", tokens: int) -> int:
 
 
 def profile_bytes(model: "ServedModel", settings: ServingSettings) -> int:
-    """Return the peak bytes of the profile run: the larger peak of the layers and the sampler."""
+    """Return the peak bytes of vLLM's profile run.
+
+    It is the larger of a layer's peak and the sampler's peak.
+    """
     return max(activation_bytes(model, settings.max_num_batched_tokens), sampler_bytes(model, settings))
 
 

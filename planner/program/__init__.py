@@ -1,4 +1,7 @@
-"""The traces and programs of a training loop: events, symbolic sizes, and guards."""
+"""The traces and programs of a training loop.
+
+They consist of events, symbolic sizes and guards.
+"""
 
 from planner._support.lazy_exports import attach_stub
 

@@ -1,4 +1,7 @@
-"""The batch sizes that a job accepts: the multiples of a number, starting at a smallest batch size."""
+"""The batch sizes that a job accepts.
+
+They are multiples of a number, starting at a smallest batch size.
+"""
 
 from msgspec import Struct
 
@@ -10,7 +13,7 @@ class BatchSizes(Struct, frozen=True):
     unit: int = 1
 
     def floor(self, batch: int) -> int:
-        """Return the largest accepted batch size up to `batch`, or `least` if `batch` is below `least`."""
+        """Return the largest accepted batch size up to `batch`, at least `least`."""
         return max(self.least, batch - batch % self.unit)
 
 

@@ -1,4 +1,4 @@
-"""Lower bounds of the memory that a job's tensors take, independent of the allocator."""
+"""Lower bounds of the memory that a job's tensors take under any allocator."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -12,7 +12,7 @@ _Curve = tuple[int, int, int]  # bytes per pair of samples, bytes per sample, fi
 
 
 def live_bytes_bound(events: Iterable[Event | ProgramEvent], unit: int = 1) -> LowerBound:
-    """Return a function that gives the highest sum of live tensor bytes at a batch size.
+    """Return a function from a batch size to the peak bytes of live tensors.
 
     The events' sizes count the batch in steps of `unit` samples. Rounding, gaps and optional blocks
     (`may_fail`) are not counted. The live bytes after each allocation are a polynomial in the batch size;
@@ -32,7 +32,10 @@ def live_bytes_bound(events: Iterable[Event | ProgramEvent], unit: int = 1) -> L
 
 
 def _live_curves(events: Iterable[Event | ProgramEvent]) -> Iterator[_Curve]:
-    """Yield the live bytes after each allocation, as coefficients of a polynomial in the batch size."""
+    """Yield the live bytes after each allocation as a polynomial in the batch size.
+
+    The polynomial is given by its coefficients.
+    """
     sizes: dict[int, _Curve] = {}
     live: _Curve = 0, 0, 0
     for event in events:
@@ -56,7 +59,10 @@ def _is_above(one: _Curve, other: _Curve) -> bool:
 
 
 def _envelope(lines: Sequence[_Line]) -> list[_Line]:
-    """Return the lines that are highest at some batch size above 0; slopes are distinct and ascending."""
+    """Return the lines that are highest at some batch size above 0.
+
+    `lines` have distinct slopes in ascending order.
+    """
     hull: list[_Line] = []
     for line in lines:
         while hull and hull[-1][1] <= line[1]:

@@ -25,7 +25,10 @@ def match_events(
 
 
 def first_divergence(one: Trace, other: Trace) -> str:
-    """Describe the first difference of two traces, or return "" if only block and site numbers differ."""
+    """Return a description of the first difference between two traces, or "" if they are equal.
+
+    Block and site numbers are ignored.
+    """
     for index, (a, b, is_same) in enumerate(match_events(one, one.events, other, other.events)):
         if not is_same or (isinstance(a, Alloc) and isinstance(b, Alloc) and a.size_bytes != b.size_bytes):
             return f"event {index} at batch {one.batch}"

@@ -20,7 +20,7 @@ GRAPH_POOL = 2**20
 
 
 class Category(StrEnum):
-    """The purpose of a block of memory; the categories of every breakdown."""
+    """The purpose of a memory block, as shown in memory breakdowns."""
 
     PARAMETER = "parameters"  # weights and registered buffers
     GRADIENT = "gradients"  # storages behind `Parameter.grad`
@@ -62,7 +62,7 @@ class Outcome(StrEnum):
 
 
 class Alloc(Struct, frozen=True, gc=False):
-    """The allocation of a block, with the size requested before the allocator rounds it up."""
+    """The allocation of a block, with the requested size. The allocator rounds the size up later."""
 
     block: int  # names the block for its `Free`; unique in a trace
     size_bytes: int
@@ -91,7 +91,10 @@ Event = Alloc | Free | PhaseStart
 
 
 class Site(Struct, frozen=True):
-    """The origin of an allocation: the module's qualified name ("" outside any module) and the operator."""
+    """The module and the operator that make an allocation.
+
+    The module is a qualified name, or "" outside any module.
+    """
 
     module: str
     op: str
@@ -148,11 +151,12 @@ class Trace(Struct, frozen=True):
 
 
 def validate(trace: Trace) -> None:
-    """Raise ValueError with the first flaw that makes a trace meaningless; a captured trace has none.
+    """Raise ValueError if a trace is inconsistent.
 
-    Each block is allocated once, then freed at most once, and has an existing site; sizes are positive. Step
-    numbers do not decrease, and nothing follows the end. Rows of provenance and of convolution workspaces
-    name allocated blocks, each block at most once in a table.
+    The message names the first flaw. A captured trace has no flaws. Each block is allocated once, then freed
+    at most once, and has an existing site; sizes are positive. Step numbers do not decrease, and nothing
+    follows the end. Rows of provenance and of convolution workspaces name allocated blocks, each block at
+    most once in a table.
     """
     if trace.batch < 1:
         raise ValueError(f"batch size {trace.batch} is not positive")

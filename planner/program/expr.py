@@ -1,10 +1,10 @@
-"""Integer expressions in the batch size and the number of SMs, with the guards under which they hold.
+"""Integer expressions in the batch size and the number of SMs, with guards.
 
-A workspace rule of `planner.capture.workspaces` computes in Python, from the shapes of tensors, how much
-memory a kernel takes. Run once with symbolic integers (`planner.capture.symbolic.sym_int`), it yields a
-`GuardedOps`: expressions for its results, and each comparison that it made as a guard. For a batch size at
-which all guards hold, the rule would take the same branches, so the expressions give its results. For any
-other batch size they give nothing.
+The expressions hold only if all guards hold. A workspace rule of `planner.capture.workspaces` computes in
+Python, from the shapes of tensors, how much memory a kernel takes. Run once with symbolic integers
+(`planner.capture.symbolic.sym_int`), it yields a `GuardedOps`: expressions for its results, and each
+comparison that it made as a guard. For a batch size at which all guards hold, the rule would take the same
+branches, so the expressions give its results. For any other batch size they give nothing.
 """
 
 import operator
@@ -57,7 +57,7 @@ class Guard(Struct, frozen=True):
 
 
 class OpExpr(Struct, frozen=True):
-    """An operation of a kernel on the allocator, whose size is an expression.
+    """A kernel's operation on the allocator, with an expression for its size.
 
     `node` is the index of the node of its bytes or blocks, or of the convolution if `kind` is CONVOLUTION.
     """
@@ -86,7 +86,10 @@ class GuardedOps(Struct, frozen=True):
 
 
 def constant_ops(ops: OpenKernelOps, batch: int, sm_count: int) -> GuardedOps:
-    """Convert concrete operations to expressions that are valid for one batch size and number of SMs only."""
+    """Convert concrete operations to constant expressions.
+
+    The expressions are valid only for the batch size `batch` and the number of SMs `sm_count`.
+    """
     nodes: list[Node] = [(SM_COUNT, 0, 0), (CONSTANT, sm_count, 0)]
 
     def node_of(number: int) -> int:
@@ -164,7 +167,10 @@ def _values(nodes: Sequence[Node], batch: int, sm_count: int) -> list[int] | Non
 
 
 def validate_ops(variant: GuardedOps) -> None:
-    """Raise ValueError if a variant has an unknown operation or refers to a missing or later node."""
+    """Raise ValueError if a variant is inconsistent.
+
+    Its operations must be known, and each operand must be an earlier node.
+    """
     for place, (operation, a, b) in enumerate(variant.nodes):
         if operation in OPERATIONS:
             if not (0 <= a < place and 0 <= b < place):

@@ -1,7 +1,8 @@
-"""Find memory that grows from step to step, by comparing the live bytes at the ends of the steps.
+"""Find memory that grows from step to step.
 
-A settled loop holds as much at the end of each step as at the end of the step before; only the first and the
-second step may create state that stays. Memory that grows in every traced step is assumed to keep growing.
+The live bytes at the ends of the steps are compared. A settled loop holds as much at the end of each step as
+at the end of the step before; only the first and the second step may create state that stays. Memory that
+grows in every traced step is assumed to keep growing.
 """
 
 from collections import Counter
@@ -26,7 +27,7 @@ class GrowingSite(Struct, frozen=True):
 
 
 class Growth(Struct, frozen=True):
-    """The growth of the bytes that stay allocated from step to step, in total and by site."""
+    """The growth of live memory from step to step, in total and by site."""
 
     bytes_per_step: int
     steps: int  # number of traced steps
@@ -35,7 +36,7 @@ class Growth(Struct, frozen=True):
 
     @property
     def is_garbage(self) -> bool:
-        """Return whether only uncollected reference cycles hold the memory of all growing sites."""
+        """Return whether all growing memory is held by uncollected reference cycles alone."""
         return all(site.source is not None and site.source.is_garbage for site in self.sites)
 
 

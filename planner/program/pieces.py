@@ -1,10 +1,10 @@
-"""Cut a trace or a program into pieces, one for each batch, and join pieces into one run in any order.
+"""Cut traces and programs into one piece per batch, and join pieces into one run.
 
-A piece begins with the copy of a batch's inputs and ends before the copy of the next inputs; the first piece
-is the set-up. A block that outlives its piece holds a variable of the loop: inputs, output, loss, gradients,
-or optimizer state. In traces of one job at different sizes, a variable has the same category and the same
-number within the category. Numbers count from the end of the piece that allocates the variable, since some
-state is allocated at the start of one batch alone.
+The pieces can be joined in any order. A piece begins with the copy of a batch's inputs and ends before the
+copy of the next inputs; the first piece is the set-up. A block that outlives its piece holds a variable of
+the loop: inputs, output, loss, gradients, or optimizer state. In traces of one job at different sizes, a
+variable has the same category and the same number within the category. Numbers count from the end of the
+piece that allocates the variable, since some state is allocated at the start of one batch alone.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ FIRST_LASTING = 2**40  # first number of joined blocks that outlive their piece;
 
 
 class NotJoinedError(Exception):
-    """The error of a piece that frees a variable which no earlier piece holds."""
+    """The error of a piece that frees a variable held by no earlier piece."""
 
 
 class Piece(Struct, frozen=True):
@@ -72,7 +72,7 @@ def cut_trace(trace: Trace) -> list[list[Piece]]:
 
 
 def cut_program(program: Program) -> list[list[ProgramPiece]]:
-    """Return the pieces of a program, by step; step 0 is the set-up."""
+    """Return the pieces of a program by step. Step 0 is the set-up."""
     segments = _split(program.events)
     born = _find_variables(segments)
     ends = [segment.start for segment in segments[1:]] + [len(program.events)]
@@ -105,10 +105,10 @@ def first_step(trace: Trace) -> Trace:
 
 
 class Joiner:
-    """The state for joining pieces into one run: the blocks of all variables that are alive."""
+    """A joiner of pieces into one run, which keeps the live blocks of all variables."""
 
     def __init__(self, numbers: Iterator[int] | None = None) -> None:
-        """Begin before the set-up; `numbers` yields the numbers for the blocks of variables."""
+        """Begin a run before the set-up. `numbers` yields the numbers for the blocks of variables."""
         # Block by the index of the piece that allocated it, and its variable.
         self.live: dict[tuple[int, Variable], int] = {}
         self.index = -1  # index of the last joined piece

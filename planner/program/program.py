@@ -1,11 +1,11 @@
-"""A job's events for any batch size and GPU: affine tensor events, kernel calls, and guarded workspaces.
+"""A job's events for any batch size and GPU.
 
-`planner.capture.symbolic` fits a program to two recorded runs. The sizes of the model's tensors are affine in
-the batch size or, if pairs of samples are compared, polynomials of degree two, fitted to a third run. If a
-job splits its batches into n parts, batch sizes are counted in units of n samples. The workspaces of kernels
-follow from the workspace rules, whose results are stored as `GuardedOps`, one list of variants for each
-distinct call. Specializing a program yields exactly the trace that a capture would record, or None if no
-variant's guards hold.
+They are affine tensor events, kernel calls, and guarded workspaces. `planner.capture.symbolic` fits a program
+to two recorded runs. The sizes of the model's tensors are affine in the batch size or, if pairs of samples
+are compared, polynomials of degree two, fitted to a third run. If a job splits its batches into n parts,
+batch sizes are counted in units of n samples. The workspaces of kernels follow from the workspace rules,
+whose results are stored as `GuardedOps`, one list of variants for each distinct call. Specializing a program
+yields exactly the trace that a capture would record, or None if no variant's guards hold.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -54,7 +54,7 @@ class AffineAlloc(Struct, frozen=True, gc=False):
     bytes_per_pair: int = 0  # coefficient of the square of the batch size
 
     def size_at(self, batch: int) -> int:
-        """Return the bytes of the block at a batch size, given in the program's units."""
+        """Return the bytes of the block at a batch size. The batch size is in the program's units."""
         return self.fixed_bytes + (self.bytes_per_sample + self.bytes_per_pair * batch) * batch
 
 
@@ -88,7 +88,7 @@ NO_WORKSPACES = KernelWorkspaces(0, ())  # for a program without kernel calls
 
 @dataclass(slots=True)
 class Variants:
-    """The expressions for the workspaces of a program's kernels on GPUs of one compute capability."""
+    """The workspace expressions of a program's kernels for one compute capability."""
 
     cublas_bytes: int
     min_batch: int
@@ -134,10 +134,11 @@ class Program:
         )
 
     def batch_sizes(self, target: Target, least: int) -> BatchSizes:
-        """Return the batch sizes that a search may try: multiples of the unit, or all batch sizes.
+        """Return the batch sizes that a search may try.
 
-        The multiples start at the smallest valid batch size. All batch sizes are allowed if the program is
-        constant, or if its range begins at `least` or below; other batch sizes are then captured separately.
+        They are multiples of the unit, or all batch sizes. The multiples start at the smallest valid batch
+        size. All batch sizes are allowed if the program is constant, or if its range begins at `least` or
+        below; other batch sizes are then captured separately.
         """
         known = self.targets[target.capability]
         if self.is_constant(target) or known.min_batch <= least:
@@ -145,7 +146,7 @@ class Program:
         return BatchSizes(known.min_batch, self.unit)
 
     def covers(self, batch: int, target: Target) -> bool:
-        """Return whether the program gives the exact trace at this batch size on this GPU."""
+        """Return whether the program gives the exact trace at a batch size on a GPU."""
         return self.workspaces_at(batch, target) is not None
 
     def specialize(self, batch: int, target: Target) -> Trace | None:
@@ -166,7 +167,7 @@ class Program:
         return self._structure
 
     def is_constant(self, target: Target) -> bool:
-        """Return whether the program holds for at most one batch size on GPUs of this compute capability."""
+        """Return whether the program holds for at most one batch size on the target."""
         variants = self.targets.get(target.capability)
         return variants is None or variants.min_batch == variants.max_batch
 
@@ -204,9 +205,10 @@ class Program:
     def _splice(
         self, batch: int, workspaces: KernelWorkspaces, convolutions: dict[int, Convolution]
     ) -> list[Event]:
-        """Return the tensor and kernel events in order, at a batch size in the program's units.
+        """Return the events of tensors and kernels at a batch size, in order.
 
-        Adds the convolution of each workspace to `convolutions`, by block.
+        The batch size is in the program's units. Adds the convolution of each workspace to `convolutions`, by
+        block.
         """
         own = events_at(self.events, batch)
         number = 1 + max((event.block for event in own if type(event) is Alloc), default=-1)
@@ -236,14 +238,17 @@ class Program:
 
 
 def has_convolutions(traced: Program | Trace) -> bool:
-    """Return whether a program or trace has a site of a convolution, forward or backward."""
+    """Return whether a program or trace has a convolution, forward or backward."""
     return any(site.op in _CONVOLUTIONS for site in traced.sites)
 
 
 def answer_convolutions(
     cublas_bytes: int, by_signature: Iterable[OpenKernelOps], target: Target
 ) -> KernelWorkspaces:
-    """Return kernel workspaces with each convolution replaced by the allocations that `target` reports."""
+    """Replace each convolution by the workspace allocations that `target` reports.
+
+    Returns the workspaces of all kernels.
+    """
     has_convolutions = False
     answered: list[KernelOps] = []
     convolutions: list[tuple[tuple[OpKind, Convolution], ...]] = []
@@ -279,7 +284,7 @@ def _answer(op: tuple[OpKind, int | Convolution], target: Target) -> Iterator[tu
 
 
 def events_at(events: Sequence[ProgramEvent], batch: int) -> list[Event]:
-    """Return the events with their sizes at a batch size, given in the program's units."""
+    """Return the events with the sizes at a batch size. The batch size is in the program's units."""
     return [
         Alloc(
             event.block,
@@ -325,7 +330,7 @@ def constant_program(trace: Trace, target: Target) -> Program:
 
 
 def constant_events(events: Sequence[Event]) -> tuple[ProgramEvent, ...]:
-    """Convert events for a program, giving each allocation a size independent of the batch size."""
+    """Convert trace events to program events of constant sizes."""
     return tuple(
         constant_alloc(event, event.block, event.site) if isinstance(event, Alloc) else event
         for event in events
@@ -333,16 +338,19 @@ def constant_events(events: Sequence[Event]) -> tuple[ProgramEvent, ...]:
 
 
 def constant_alloc(event: Alloc, block: int, site: int) -> AffineAlloc:
-    """Convert an allocation to an `AffineAlloc` of constant size with the given block and site numbers."""
+    """Convert an allocation to an `AffineAlloc` of constant size.
+
+    The result has the numbers `block` and `site`.
+    """
     return AffineAlloc(block, event.size_bytes, 0, event.category, site, event.may_fail, event.stream)
 
 
 def validate_program(program: Program, batches: Sequence[int]) -> None:
-    """Raise ValueError if a program is inconsistent; fitted programs are always consistent.
+    """Raise ValueError if a program is inconsistent.
 
-    `batches` are in the program's units. The tensor events must form a valid trace at the first batch size.
-    Sizes must be positive at all of `batches`, and no size may shrink as the batch grows. Kernel calls must
-    be in order, each at the allocations of its outputs.
+    Fitted programs are always consistent. `batches` are in the program's units. The tensor events must form a
+    valid trace at the first batch size. Sizes must be positive at all of `batches`, and no size may shrink as
+    the batch grows. Kernel calls must be in order, each at the allocations of its outputs.
     """
     allocs = [event for event in program.events if isinstance(event, AffineAlloc)]
     for event in allocs:

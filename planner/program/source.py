@@ -1,4 +1,7 @@
-"""The interfaces through which planning gets traces and programs from stores and from captures."""
+"""The interfaces of sources of traces and programs.
+
+Planning uses them for stores and for captures.
+"""
 
 from collections.abc import Callable, Hashable
 from typing import Protocol
@@ -29,7 +32,7 @@ class ProgramSet(Protocol):
         """
 
     def bound(self, target: Target) -> LowerBound | None:
-        """Return a lower bound of the tensors' memory, or None if no program gives one."""
+        """Return a lower bound of the tensors' memory by batch size, or None if no program gives one."""
 
     def batch_sizes(self, target: Target) -> BatchSizes:
         """Return the batch sizes that a search may try. Raises the errors of a capture."""
@@ -45,10 +48,13 @@ class ProgramBuilder(Protocol):
         """
 
     def run(self, batch: int, target: Target) -> Program:
-        """Capture one run and return its program, for this batch only. Raises the errors of a capture."""
+        """Capture one run, and return a program for its batch size only. Raises the errors of a capture."""
 
     def enumerate_variants(self, program: Program, target: Target) -> None:
-        """Evaluate the workspace rules at sample batch sizes, so that the program needs no torch later."""
+        """Evaluate the workspace rules of a program at sample batch sizes.
+
+        The program needs no torch later.
+        """
 
 
 def ignore_progress(line: str) -> None:

@@ -62,7 +62,7 @@ class Target(Struct, frozen=True):
         return cls(capability, sm_count or _SM_COUNTS.get(capability, 108))
 
     def conv_workspaces(self, convolution: Convolution) -> Workspaces:
-        """Return the workspaces of a convolution on this GPU, with 0 bytes if there is no query."""
+        """Return the workspaces of a convolution on the GPU. They have 0 bytes if there is no query."""
         if self.conv_workspace_query is None:
             return Workspaces(0)
         return self.conv_workspace_query(self.capability, self.sm_count, convolution)

@@ -1,4 +1,7 @@
-"""Describe the assumptions of an estimate in sentences; without assumptions it would claim too much."""
+"""Describe the assumptions of an estimate in sentences.
+
+Without its assumptions an estimate would claim too much.
+"""
 
 from collections.abc import Iterator
 
@@ -51,7 +54,10 @@ def assumptions(estimate: Estimate) -> tuple[str, ...]:
 
 
 def run_assumptions(estimate: Estimate) -> tuple[str, ...]:
-    """Return the assumptions of an estimate that the table of the GPU's memory does not show."""
+    """Return the assumptions of an estimate, except about the GPU's figures.
+
+    A table of the GPU's memory shows the omitted assumptions.
+    """
     return tuple(_run_assumptions(estimate))
 
 
@@ -66,7 +72,7 @@ def _run_assumptions(estimate: Estimate) -> Iterator[str]:
 
 
 def _ranks(estimate: Estimate) -> Iterator[str]:
-    """Yield a sentence on which ranks the answer covers, if the job has several ranks."""
+    """Yield a sentence on the planned ranks if the job has several ranks."""
     job, planned = estimate.job, sum(len(row.ranks) for row in estimate.ranks)
     count = count_ranks(job)
     if count == 1:
@@ -113,7 +119,7 @@ def _torch(job: Job) -> str:
 
 
 def _calibration(budget: Budget) -> str:
-    """Return a sentence on the calibration and its spread, or on the margins used without a calibration."""
+    """Return a sentence on the calibration, or on the margins if there is no calibration."""
     correction = budget.correction
     like = risk_sentence(budget.likeness)
     if correction is None:
@@ -132,7 +138,10 @@ def _calibration(budget: Budget) -> str:
 
 
 def risk_sentence(likeness: Likeness) -> str:
-    """Return a sentence on the runs behind margins and probability, or on why there is no probability."""
+    """Return a sentence on the published runs behind the margins and the probability.
+
+    It says why if no probability is given.
+    """
     margins = margins_of(likeness)
     own = margins.residuals
     counts = [(own.verdicts.outcomes, "outcome"), (own.peaks, "peak")]
@@ -199,7 +208,7 @@ def _loop(job: Job) -> str:
 
 
 def _sharding(job: Job) -> str:
-    """Return a phrase on where an FSDP2 model is created and sharded."""
+    """Return a phrase on how an FSDP2 model is created and sharded."""
     if job.sharding.fsdp_arg.by == "accelerate":
         return "the model is made on the CPU, and each block is moved whole, then sharded"
     offloaded = "; parameters, gradients and the optimizer's state on the CPU, in memory that torch pins"
@@ -208,7 +217,7 @@ def _sharding(job: Job) -> str:
 
 
 def _kept(job: Job) -> str:
-    """Return a clause on the tensors that stay alive during an evaluation, and after it."""
+    """Return a clause on the tensors that stay alive during and after an evaluation."""
     if job.loop.loss is Loss.TRAINING_STEP:
         return "Lightning releases the gradients and the training's batch before, its own batches afterwards"
     if job.loop.drop_output:
@@ -217,9 +226,10 @@ def _kept(job: Job) -> str:
 
 
 def _recipe(job: Job) -> tuple[str, ...]:
-    """Return sentences on accumulation, clipping, EMA, evaluation, sharding, torchtitan and nnU-Net.
+    """Return sentences on the assumptions about a job's training options.
 
-    Returns () for a job whose mode is not `TRAIN`.
+    The options are accumulation, clipping, EMA, evaluation, sharding, torchtitan and nnU-Net. Returns () for
+    a job whose mode is not `TRAIN`.
     """
     if job.loop.mode is not Mode.TRAIN:
         return ()

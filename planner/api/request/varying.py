@@ -20,9 +20,10 @@ from planner.report import Report, Result, report_of
 
 @dataclass(frozen=True, slots=True)
 class VaryingResult(Result):
-    """The plan of a job whose samples have varying sizes; `str` gives the text report.
+    """The plan of a job whose samples have varying sizes.
 
-    It has the largest batch if `max_batch` made it, and the memory of one batch size if `estimate` made it.
+    `str` gives the text report. It has the largest batch if `max_batch` made it, and the memory of one batch
+    size if `estimate` made it.
     """
 
     plan: VaryingPlan
@@ -35,7 +36,7 @@ class VaryingResult(Result):
 
     @property
     def max_batch(self) -> int:
-        """Return `answer_batch`."""
+        """Return the largest batch that fits, as `answer_batch` does."""
         return self.answer_batch
 
     @property
@@ -57,7 +58,7 @@ def open_any_request(
 
 
 def check_any_sizes(job: Job) -> None:
-    """Raise UsageError for options that contradict the sizes of the job's samples."""
+    """Raise UsageError for options that contradict the sample sizes of a job."""
     check_sizes(job)
     if size_ranges(job):
         check_varying(job)

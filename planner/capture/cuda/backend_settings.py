@@ -1,4 +1,4 @@
-"""Note settings of torch's backends that a model's code makes and that change memory unplanned."""
+"""Note backend settings of a model's code that change memory and are not planned."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,7 @@
-"""Tell from stack frames whether user code, torch, the planner or another library is running."""
+"""Tell from stack frames whose code is running.
+
+The code is the user's, torch's, the planner's or another library's.
+"""
 
 import sys
 import sysconfig
@@ -34,27 +37,33 @@ def _function_of(frame: FrameType) -> tuple[str, str]:
 
 
 def is_of_torch(frame: FrameType) -> bool:
-    """Return whether a frame runs Python code of torch or the planner, except modules in `_OF_ONE_RUN`."""
+    """Return whether a frame runs Python code of torch or the planner.
+
+    Modules in `_OF_ONE_RUN` do not count.
+    """
     return _root_of(frame) in _TORCH and frame.f_globals.get("__name__") not in _OF_ONE_RUN
 
 
 def skips_meta(frame: FrameType, torch_version: TorchVersion) -> bool:
-    """Return whether a frame runs an initializer of torch that leaves meta tensors unchanged.
+    """Return whether a frame runs an initializer that leaves meta tensors unchanged.
 
-    `torch_version` is the version that the job runs. `trunc_normal_` counts only since 2.13, since it makes
-    no tensors in earlier versions.
+    The initializer is torch's. `torch_version` is the version that the job runs. `trunc_normal_` counts only
+    since 2.13, since it makes no tensors in earlier versions.
     """
     is_redrawn = draws_truncated(frame) and torch_version >= _REDRAWN_SINCE
     return is_redrawn or _function_of(frame) == ("torch.nn.init", "orthogonal_")
 
 
 def draws_truncated(frame: FrameType) -> bool:
-    """Return whether a frame runs the part of `torch.nn.init.trunc_normal_` that draws random numbers."""
+    """Return whether a frame runs the random drawing of `torch.nn.init.trunc_normal_`."""
     return _function_of(frame) == ("torch.nn.init", "_no_grad_trunc_normal_")
 
 
 def caches_answers(frame: FrameType) -> bool:
-    """Return whether a frame runs a library that caches device queries, except modules in `_OF_ONE_RUN`."""
+    """Return whether a frame runs a library that caches device queries.
+
+    Modules in `_OF_ONE_RUN` do not count.
+    """
     return is_of_library(frame) and frame.f_globals.get("__name__") not in _OF_ONE_RUN
 
 
@@ -75,7 +84,10 @@ def line_of_caller(is_left_out: Callable[[FrameType], bool] = is_of_library) -> 
 
 
 def modules_of_users() -> Iterator[ModuleType]:
-    """Yield the imported modules that are not part of Python, the planner or an installed library."""
+    """Yield the imported modules of users.
+
+    They are not part of Python, the planner or an installed library.
+    """
     for module in sys.modules.copy().values():
         file = getattr(module, "__file__", None)
         if isinstance(module, ModuleType) and isinstance(file, str) and _is_of_user(file):

@@ -1,7 +1,7 @@
-"""Plan CUDA graphs that a user's step captures: operators during a capture allocate in a private pool.
+"""Plan CUDA graphs that a user's step captures.
 
-A graph keeps its pool, so that its replay allocates nothing. `make_graphed_callables` runs unchanged
-(torch/cuda/graphs.py).
+Operators during a capture allocate in a private pool. A graph keeps its pool, so that its replay allocates
+nothing. `make_graphed_callables` runs unchanged (torch/cuda/graphs.py).
 """
 
 from collections.abc import Callable, Iterator
@@ -46,7 +46,7 @@ class Graphs:
         return 0, self._pools
 
     def default_stream(self, streams: Streams) -> Stream:
-        """Return the stream on which graphs are captured if user code gives no stream."""
+        """Return the default stream for captures of graphs. It is used if user code gives no stream."""
         if self._default_stream is None:
             self._default_stream = Stream(streams, streams.make())
         return self._default_stream
@@ -58,10 +58,10 @@ def replacements(
     """Yield replacements for the names of torch that capture CUDA graphs."""
 
     class CUDAGraph:
-        """The replacement of `torch.cuda.CUDAGraph`, which holds a private pool and random number state.
+        """The replacement of `torch.cuda.CUDAGraph`.
 
-        The state is allocated on the default stream (CUDAGeneratorState::init_capture_state,
-        ATen/cuda/CUDAGeneratorImpl.cpp).
+        It holds a private pool and the state of random numbers. The state is allocated on the default stream
+        (CUDAGeneratorState::init_capture_state, ATen/cuda/CUDAGeneratorImpl.cpp).
         """
 
         def __init__(self, keep_graph: bool = False) -> None:
@@ -92,13 +92,13 @@ def replacements(
         instantiate = reset = enable_debug_mode = replay
 
         def debug_dump(self, path: str) -> None:
-            """Do nothing."""
+            """Write no file."""
 
         def register_generator_state(self, generator: Any) -> None:
             """Do nothing: `capture_begin` allocates the state."""
 
     class Capture:
-        """The replacement of `torch.cuda.graph`: empties the cache and captures on a separate stream."""
+        """The replacement of `torch.cuda.graph`. It empties the cache and captures on a separate stream."""
 
         def __init__(
             self, cuda_graph: CUDAGraph, pool: Handle | None = None, stream: Any = None, *_: Any, **__: Any

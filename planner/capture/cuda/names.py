@@ -1,4 +1,7 @@
-"""Replace names of torch temporarily, in torch itself and in users' modules that imported them."""
+"""Replace names of torch temporarily.
+
+They are replaced in torch itself and in users' modules that imported them.
+"""
 
 import functools
 from collections.abc import Callable, Iterable
@@ -14,7 +17,7 @@ _INHERITED = object()  # marks a name that was defined in a base class
 
 
 class Names:
-    """A set of replacements for names of torch that are set and restored together."""
+    """A set of replacements for names of torch. They are set and restored together."""
 
     def __init__(self, replacements: Iterable[Replacement]) -> None:
         shared: dict[tuple[int, int], Any] = {}  # torch compares some functions by identity
@@ -38,7 +41,7 @@ class Names:
             setattr(holder, name, new)
 
     def restore(self) -> None:
-        """Restore the values that the names had before `replace`."""
+        """Restore the original values of all names."""
         for (holder, name, new), before in reversed([*zip(self._replacements, self._before, strict=True)]):
             if before is not _INHERITED:
                 setattr(holder, name, before)

@@ -1,4 +1,7 @@
-"""Run the estimators other than the planner's trace; torch is imported on their first use."""
+"""Run the estimators other than the planner's trace.
+
+torch is imported on the first use of an estimator.
+"""
 
 from time import perf_counter
 from typing import Any
@@ -78,7 +81,10 @@ def plan_by_formula(job: Job, budget: Budget, build: Build, on_progress: OnProgr
 def run_estimators(
     job: Job, batch: int, budget: Budget, build: Build, on_progress: OnProgress
 ) -> dict[Method, StaticEstimate | str]:
-    """Return the estimate of each method except the trace, or the reason as text if the method fails."""
+    """Return the estimate of each method except the trace.
+
+    For a method that fails, the text of its error takes the place of the estimate.
+    """
     answers: dict[Method, StaticEstimate | str] = {}
     for method in OTHER_METHODS:
         try:
@@ -89,9 +95,9 @@ def run_estimators(
 
 
 def _reason(job: Job, error: PlannerError) -> str:
-    """Return an error's text without the model's name and without advice to use the planner's trace.
+    """Return an error's text without the model's name and the advice to use the trace.
 
-    The planner's answer is shown next to it anyway.
+    The planner's answer is shown next to the text anyway.
     """
     text = str(error).removeprefix(f"{job.model.name}: ")
     for advice in ("; use --method trace", ", or use --method trace"):

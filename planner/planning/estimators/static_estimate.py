@@ -1,4 +1,4 @@
-"""Compare the totals of the closed formula and of other tools with the memory of a GPU.
+"""Compare the totals of the formula and other estimators with the memory of a GPU.
 
 None of the estimates knows the allocator or the CUDA context. So a total is compared with the memory that the
 planner's own replay may take on the same GPU: usable memory less context and margin, or the cap.
@@ -17,7 +17,7 @@ Line = tuple[str, int]  # the name of a term, bytes
 
 
 class StaticEstimate(Struct, frozen=True):
-    """The estimate of one batch size by one estimator."""
+    """The memory that one estimator computes for one batch size."""
 
     method: Method
     job: Job
@@ -30,13 +30,16 @@ class StaticEstimate(Struct, frozen=True):
 
     @property
     def fits(self) -> bool:
-        """Return whether the total is within the allocator's limit on the GPU; always true without a GPU."""
+        """Return whether the total is within the allocator's limit, or True if there is no limit."""
         left = self.budget.limits.allocator_limit_bytes
         return left is None or self.total_bytes <= left
 
 
 class FormulaPlan(Struct, frozen=True):
-    """The largest batch size by the formula, with the estimates at it and at the next batch size."""
+    """The largest batch size that fits according to the formula, with two estimates.
+
+    The estimates are for the largest batch size and for the next batch size.
+    """
 
     job: Job
     budget: Budget
@@ -47,9 +50,10 @@ class FormulaPlan(Struct, frozen=True):
 
 
 def moments_of(job: Job) -> int:
-    """Return the number of moments of the job's optimizer, the formula's m.
+    """Return the number of moments that the job's optimizer keeps for each weight.
 
-    Raises UsageError for an optimizer or a mode that the formula has no term for.
+    The formula calls the number m. Raises UsageError for an optimizer or a mode that the formula has no term
+    for.
     """
     if job.loop.mode is Mode.FORWARD:
         raise UsageError(
@@ -65,14 +69,14 @@ def moments_of(job: Job) -> int:
 
 
 def formula_total_bytes(job: Job, memory: Usage) -> int:
-    """Return the formula's total for the job's mode."""
+    """Return the formula's total for inference or for training, depending on the job's mode."""
     return memory.inference_bytes if job.loop.mode is Mode.INFER else memory.training_bytes
 
 
 def formula_estimate(job: Job, batch: int, budget: Budget, counts: Counts, seconds: float) -> StaticEstimate:
-    """Return the formula's estimate, in the notebook's seven lines, from the counts at a batch size.
+    """Compute the formula's estimate from the numbers of elements at a batch size.
 
-    Raises as `moments_of` does.
+    The estimate has the notebook's seven lines. Raises as `moments_of` does.
     """
     memory = usage(counts, moments_of(job))
     lines = (
@@ -89,9 +93,10 @@ def formula_estimate(job: Job, batch: int, budget: Budget, counts: Counts, secon
 
 
 def formula_plan(job: Job, budget: Budget, counts: AffineCounts, seconds: float) -> FormulaPlan:
-    """Return the largest batch size by the formula, with the estimates at it and at the next batch size.
+    """Return the largest batch size that fits according to the formula, with two estimates.
 
-    Raises as `moments_of` does, and ValueError if memory has no limit or does not grow with the batch size.
+    The estimates are for the largest batch size and for the next batch size. Raises as `moments_of` does, and
+    ValueError if memory has no limit or does not grow with the batch size.
     """
     left = budget.limits.allocator_limit_bytes
     if left is None:

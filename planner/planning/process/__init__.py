@@ -1,4 +1,7 @@
-"""Replay the steps of one process, which may use several models, through one allocator."""
+"""Replay the steps of one process through one simulated allocator.
+
+The process may use several models.
+"""
 
 from planner._support.lazy_exports import attach_stub
 

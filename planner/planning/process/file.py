@@ -68,14 +68,14 @@ _ANY_BATCH = 2
 
 
 class ProcessFile(Struct, frozen=True):
-    """A process, and the version of torch that runs it ("" for the newest known)."""
+    """A process, and the version of torch that runs it. The version is "" for the newest known version."""
 
     process: Process
     torch: str
 
 
 def find_process_file(name: str) -> Path:
-    """Return the path of the shipped process `name`, or `name` as a path if no shipped process has the name.
+    """Return the path of the shipped process `name`, or `Path(name)` if there is none.
 
     Raises UsageError if `name` has no suffix and is neither a shipped process nor a file.
     """
@@ -126,7 +126,7 @@ Known = tuple[Model, int | None]  # a model of the file, and the batch size that
 
 
 def _in_process(model: Model, cublas_config: str, version: str) -> Model:
-    """Return the model with its job set to the process's cuBLAS workspace setting and torch version."""
+    """Return the model with the process's cuBLAS workspace setting and torch version."""
     torch = version and format_torch_version(torch_version_of(version))
     return replace(model, job=model.job.replace(cublas_workspace_config=cublas_config, torch=torch))
 

@@ -1,4 +1,4 @@
-"""The steps that a process can consist of, and the check that a sequence of steps is valid.
+"""The possible steps of a process, and the check that a process is valid.
 
 `run` replays a process through the simulated allocator, `file` reads a process from YAML, and
 `calibration.probe.tensorflow` measures the plain tensors of a process on a GPU.
@@ -92,9 +92,9 @@ class Train(Struct, frozen=True):
 
 
 class Leave(Struct, frozen=True):
-    """A step that returns from the function that trained, which frees the loop's variables.
+    """A step that frees the variables of the training loop.
 
-    The model and its gradients stay on the GPU.
+    It stands for the return from the function that trained. The model and its gradients stay on the GPU.
     """
 
 
@@ -113,7 +113,7 @@ class MemoryReading(Struct, frozen=True):
 
 
 class OutOfMemory(Struct, frozen=True):
-    """A memory request that could not be served, and the step of the process that made it."""
+    """A memory request that failed, and the step that made the request."""
 
     index: int  # index of the step in the process
     loop_step: int | None  # step of the loop, 0 in its set-up; None if no model is run or placed
@@ -152,7 +152,10 @@ def size_bytes(tensor: TensorSpec) -> int:
 
 
 def find_invalid_step(process: Process) -> InvalidStep | None:
-    """Return the first step that is impossible or cannot be replayed, or None if every step is valid."""
+    """Return the first invalid step of a process, or None if every step is valid.
+
+    A step is invalid if it is impossible or cannot be replayed.
+    """
     names = _Names()
     for index, step in enumerate(process):
         for what in names.take(step):
@@ -162,7 +165,7 @@ def find_invalid_step(process: Process) -> InvalidStep | None:
 
 @dataclass(slots=True)
 class _Names:
-    """The names of the tensors and models on the GPU after some steps of a process."""
+    """The names of the tensors and models on the GPU at one point of a process."""
 
     tensors: set[str] = field(default_factory=set)
     models: dict[str, Model] = field(default_factory=dict)

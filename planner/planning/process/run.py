@@ -1,4 +1,4 @@
-"""Replay a process through the simulated caching allocator, and read the figures that it would print.
+"""Replay a process through the simulated caching allocator, and read the allocator's figures.
 
 All steps share one allocator, so memory that an earlier model leaves behind counts for later models. Weights
 are placed once and reused by every later loop of their model. cuBLAS allocates a workspace once for each
@@ -64,10 +64,10 @@ _ZEROED_IN = {ZeroGrad.BEFORE_FORWARD: Phase.FORWARD, ZeroGrad.BEFORE_BACKWARD: 
 
 
 def run_process(process: Process, tracer: JobTracer, limits: MemoryLimits = UNLIMITED) -> ProcessLog:
-    """Replay a process until it ends or a request cannot be served, and return its readings and the failure.
+    """Replay a process to its end or first failure, and return its log.
 
-    Raises ValueError if `find_invalid_step` finds an invalid step, ModelError for a long loop whose steps do
-    not become equal, and the errors of the tracer.
+    The log has the readings and the failure. Raises ValueError if `find_invalid_step` finds an invalid step,
+    ModelError for a long loop whose steps do not become equal, and the errors of the tracer.
     """
     flaw = find_invalid_step(process)
     if flaw is not None:
@@ -84,7 +84,7 @@ def run_process(process: Process, tracer: JobTracer, limits: MemoryLimits = UNLI
 
 
 class _NoRoomError(Exception):
-    """A memory request that cannot be served, for which torch raises OutOfMemoryError."""
+    """The error for a memory request at which torch would raise OutOfMemoryError."""
 
     def __init__(self, requested_bytes: int) -> None:
         super().__init__(requested_bytes)
@@ -93,14 +93,14 @@ class _NoRoomError(Exception):
 
 @dataclass(slots=True)
 class _Placed:
-    """The blocks that a model holds on the GPU outside of a loop: weights and left-over gradients."""
+    """The weights and left-over gradients that a model holds on the GPU outside of a loop."""
 
     weights: dict[Variable, int] = field(default_factory=dict)  # equal in the set-ups of all its traces
     gradients: list[int] = field(default_factory=list)  # of a loop that was left
 
 
 class _Running:
-    """A loop that is running, or that has ended while its variables are still alive."""
+    """A loop whose variables are alive. The loop is running, or has ended."""
 
     def __init__(self, trace: Trace, model: _Placed, joiner: Joiner, zeroed_in: Phase | None = None) -> None:
         self.model, self.joiner, self.zeroed_in = model, joiner, zeroed_in  # zeroed_in: see `_ZEROED_IN`
@@ -211,7 +211,10 @@ class _Machine:
         self._running = running
 
     def _open(self, job: Job, model: Model, batch: int, zeroed_in: Phase | None = None) -> _Running:
-        """Return a loop of a model that shares the weights already on the GPU and has no other blocks yet."""
+        """Return a new loop that shares the model's weights already on the GPU.
+
+        The loop has no other blocks yet.
+        """
         placed = self._models.setdefault(model.name, _Placed())
         running = _Running(self._tracer(job, batch), placed, Joiner(self._numbers), zeroed_in)
         running.joiner.live = {
@@ -221,7 +224,7 @@ class _Machine:
         return running
 
     def _bring_weights(self, running: _Running) -> None:
-        """Allocate the weights of a loop that are not on the GPU yet.
+        """Allocate the loop's weights that are not on the GPU yet.
 
         The missing weights are all weights of the model, or only buffers that an earlier loop replaced.
         """
@@ -231,12 +234,15 @@ class _Machine:
         self._replay(running.joined, [*missing.values()])
 
     def _play(self, running: _Running, step: int) -> None:
-        """Replay one step of a loop; a step beyond the traced steps repeats the last traced step."""
+        """Replay one step of a loop. A step beyond the traced steps repeats the last traced step."""
         for piece in running.steps[min(step, len(running.steps) - 1)]:
             self._play_piece(running, piece, running.joiner.join(piece, step), step)
 
     def _play_piece(self, running: _Running, piece: Piece, joined: Trace, step: int) -> None:
-        """Replay a piece of a loop phase by phase, without the set-up's weights and existing workspaces."""
+        """Replay a piece of a loop phase by phase.
+
+        The set-up's weights and existing workspaces are not allocated again.
+        """
         self.loop_step = step
         lasting, events = dict(piece.lasting), list[Event]()
         given_back = {index: variable for index, age, variable in piece.freed if age < 0}
@@ -261,8 +267,9 @@ class _Machine:
         self._replay(joined, events)
 
     def _enter(self, running: _Running) -> None:
-        """Allocate missing weights if a forward pass begins; free old gradients if the phase is `zeroed_in`.
+        """Allocate missing weights and free old gradients at the beginning of a phase.
 
+        Weights are allocated before a forward pass, and gradients are freed before the phase `zeroed_in`.
         Called at the start of each phase of a loop's first step.
         """
         if self.phase is Phase.FORWARD:
@@ -272,7 +279,10 @@ class _Machine:
             running.model.gradients.clear()
 
     def _is_unserved(self, stream: int) -> bool:
-        """Record that the current thread has a workspace on a stream, and return whether it had none."""
+        """Return whether the current thread lacks a workspace on a stream.
+
+        The workspace is recorded, so that the next call returns False.
+        """
         place = self.phase is Phase.BACKWARD, stream
         is_unserved = place not in self._served
         self._served.add(place)

@@ -35,7 +35,10 @@ class Search(Struct, frozen=True):
 
 
 class _Probes(dict[int, Outcome]):
-    """Outcomes by batch size, each probed at most once, in the order of the first probes."""
+    """Cached outcomes by batch size, in the order of the probes.
+
+    A missing outcome is probed when it is looked up.
+    """
 
     def __init__(self, outcome: Callable[[int], Outcome]) -> None:
         self._outcome = outcome
@@ -52,7 +55,7 @@ class _Probes(dict[int, Outcome]):
 
 
 def search_of(probes: Mapping[int, Outcome], largest: int, comfortable: int) -> Search:
-    """Return the result of a search from its probes and its answers with and without retries.
+    """Create a `Search` from its probes and its two answers.
 
     `comfortable` is replaced by `largest` if `largest` fits without retries.
     """
@@ -63,7 +66,7 @@ def search_of(probes: Mapping[int, Outcome], largest: int, comfortable: int) -> 
 
 
 def largest(outcome: Callable[[int], Outcome], limit: int = LARGEST_BATCH) -> Search:
-    """Find the largest batch size in 1..`limit` that fits, and the largest that fits without retries.
+    """Find the largest batch sizes up to `limit` that fit, with and without retries.
 
     Each batch size is probed at most once. The result is exact if outcomes only worsen with the batch size.
     Otherwise `largest` fits, and neither its successor nor the probed neighbours above it fit; the same holds
@@ -80,11 +83,11 @@ def largest(outcome: Callable[[int], Outcome], limit: int = LARGEST_BATCH) -> Se
 
 
 def largest_below(fits: Callable[[int], bool], top: int, floor: int = 0) -> int:
-    """Return a batch size in `floor`..`top` that fits and has no fitting neighbour above it.
+    """Search downwards for a batch size that fits and has no fitting neighbour above it.
 
-    Batch sizes above `top` are assumed not to fit, and `floor` is assumed to fit. The search descends from
-    `top`, so that one of the largest is found if batch sizes fit irregularly. `fits` should cache its
-    results.
+    The result is in `floor`..`top`. Batch sizes above `top` are assumed not to fit, and `floor` is assumed to
+    fit. The search descends from `top`, so that one of the largest is found if batch sizes fit irregularly.
+    `fits` should cache its results.
     """
     low, high, stride = top, top + 1, 1
     while low > floor and not fits(low):
@@ -100,13 +103,14 @@ def largest_by_extrapolation(
     limit: int = LARGEST_BATCH,
     elements: Callable[[int], int] = int,
 ) -> Search:
-    """Find the batch sizes that `largest` finds, in about five probes, by extrapolating their memory.
+    """Find the largest batch sizes in about five probes, by extrapolating their memory.
 
-    `needs` return the bytes that a batch size needs without retries (reserved) and with retries (allocated).
-    Each need is extrapolated along lines over `elements` of the batch size, which rise with the batch size;
-    the first line goes through both `ends`. Neighbours above the first batch size that does not fit are not
-    probed. Without a second function in `needs`, batch sizes with retries are searched in growing steps,
-    starting at the answer without retries. `largest` is called if a need does not grow with the batch size.
+    The answers are those of `largest`. `needs` return the bytes that a batch size needs without retries
+    (reserved) and with retries (allocated). Each need is extrapolated along lines over `elements` of the
+    batch size, which rise with the batch size; the first line goes through both `ends`. Neighbours above the
+    first batch size that does not fit are not probed. Without a second function in `needs`, batch sizes with
+    retries are searched in growing steps, starting at the answer without retries. `largest` is called if a
+    need does not grow with the batch size.
     """
     guesses = [_extrapolate(need, max_reserved_bytes, ends, limit, elements) for need in needs]
     if None in guesses:
@@ -123,7 +127,7 @@ def _extrapolate(
     limit: int,
     elements: Callable[[int], int],
 ) -> int | None:
-    """Return a batch size that needs about `max_bytes`, or None if the memory does not grow with it."""
+    """Return a batch size that needs about `max_bytes`, or None if memory does not grow."""
     low, guess = ends
     following = guess
     for _ in range(MOST_LINES):
@@ -142,7 +146,7 @@ def _extrapolate(
 def largest_near(
     outcome: Callable[[int], Outcome], guesses: tuple[int, int], limit: int = LARGEST_BATCH, stride: int = 1
 ) -> Search:
-    """Find the largest batch sizes with and without retries in few probes, starting from guesses.
+    """Find the largest batch sizes with and without retries, starting from two guesses.
 
     Each answer fits and its successor does not. `stride` is the first step from the guess of the largest that
     fits. `outcome` should cache its results.
@@ -156,11 +160,12 @@ def largest_near(
 def boundary_along_lines(
     fits: Callable[[int], bool], need_bytes: Callable[[int], int], max_bytes: int, start: int, limit: int
 ) -> int:
-    """Return a batch size up to `limit` that fits and whose successor does not, searched from `start`.
+    """Return a batch size that fits but whose successor fails, by linear extrapolation.
 
-    `start` is assumed to fit. Guesses are extrapolated linearly from the memory of the last two batch sizes
-    that fit, at first from 0 bytes at batch size 0 and the memory at `start`. `need_bytes` is called only for
-    batch sizes that fit. `fits` should cache its results.
+    The search begins at `start`, which is assumed to fit, and ends at `limit`. Guesses are extrapolated
+    linearly from the memory of the last two batch sizes that fit, at first from 0 bytes at batch size 0 and
+    the memory at `start`. `need_bytes` is called only for batch sizes that fit. `fits` should cache its
+    results.
     """
     low, guess, low_bytes = 0, start, 0
     for _ in range(MOST_LINES):
@@ -177,9 +182,10 @@ def boundary_along_lines(
 
 
 def boundary_between(fits: Callable[[int], bool], low: int, high: int) -> int:
-    """Return a batch size in [low, high) that fits and whose successor does not, probing `high - 1` first.
+    """Return a batch size that fits but whose successor fails, probing `high - 1` first.
 
-    `low` is assumed to fit, and `high` not to. `high` is a guess that is often one too large.
+    The result is in [low, high). `low` is assumed to fit, and `high` not to. `high` is a guess that is often
+    one too large.
     """
     if high - low < 2 or fits(high - 1):
         return high - 1
@@ -187,9 +193,10 @@ def boundary_between(fits: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def boundary_above(fits: Callable[[int], bool], low: int, high: int) -> int:
-    """Return a batch size in [low, high) that fits and whose successor does not, probing `low + 1` first.
+    """Return a batch size that fits but whose successor fails, probing `low + 1` first.
 
-    `low` is assumed to fit, and `high` not to. `low` is a guess that is often right.
+    The result is in [low, high). `low` is assumed to fit, and `high` not to. `low` is a guess that is often
+    right.
     """
     if high - low < 2 or not fits(low + 1):
         return low
@@ -197,9 +204,10 @@ def boundary_above(fits: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def round_down(search: Search, multiple: int, outcome: Callable[[int], Outcome]) -> Search:
-    """Return the search with each answer replaced by the largest multiple of `multiple` up to it that fits.
+    """Return the search with its answers rounded down to multiples of `multiple`.
 
-    An answer is 0 if no such multiple fits. `first_failure` is unchanged, even if it is no multiple.
+    Each answer becomes the largest multiple up to it that fits, or 0 if no multiple fits. `first_failure` is
+    unchanged, even if it is no multiple.
     """
     probes = _Probes(outcome)
 
@@ -213,10 +221,11 @@ def round_down(search: Search, multiple: int, outcome: Callable[[int], Outcome])
 
 
 def boundary_from_guess(fits: Callable[[int], bool], guess: int, limit: int, stride: int = 1) -> int:
-    """Return a batch size up to `limit` that fits and whose successor does not, searched from `guess`.
+    """Return a batch size that fits but whose successor fails, starting from a guess.
 
-    Returns 0 if not even batch size 1 fits. A good guess takes two or three probes. If the guess and its
-    successor both fit, `stride` is the step that follows. `fits` should cache its results.
+    The result is at most `limit`, and 0 if not even batch size 1 fits. A good guess takes two or three
+    probes. If the guess and its successor both fit, `stride` is the step that follows. `fits` should cache
+    its results.
     """
     low = high = max(0, min(guess, limit))
     step = 1
@@ -232,9 +241,10 @@ def boundary_from_guess(fits: Callable[[int], bool], guess: int, limit: int, str
 
 
 def scan_islands(fits: Callable[[int], bool], low: int, limit: int) -> int:
-    """Return a batch size from `low` to `limit` that fits and has no fitting successor or neighbour above it.
+    """Search upwards for a batch size that fits and has no fitting neighbour above it.
 
-    `low` is assumed to fit. At most `MOST_ISLANDS` neighbours that fit are followed.
+    The result is in `low`..`limit`, and its successor does not fit either. `low` is assumed to fit. At most
+    `MOST_ISLANDS` neighbours that fit are followed.
     """
     best = _boundary(fits, low, limit)
     for _ in range(MOST_ISLANDS):
@@ -246,7 +256,10 @@ def scan_islands(fits: Callable[[int], bool], low: int, limit: int) -> int:
 
 
 def _boundary(fits: Callable[[int], bool], low: int, limit: int) -> int:
-    """Return a batch size that fits and whose successor does not, galloping up from `low`, which fits."""
+    """Return a batch size that fits but whose successor fails, galloping up from `low`.
+
+    `low` is assumed to fit. The result is at most `limit`.
+    """
     stride = 1
     while low < limit:
         high = min(low + stride, limit)
@@ -257,7 +270,10 @@ def _boundary(fits: Callable[[int], bool], low: int, limit: int) -> int:
 
 
 def _bisect(fits: Callable[[int], bool], low: int, high: int) -> int:
-    """Return a batch size in [low, high) that fits and whose successor does not; `low` is assumed to fit."""
+    """Return a batch size in [low, high) that fits but whose successor fails, by bisection.
+
+    `low` is assumed to fit.
+    """
     while high - low > 1:
         middle = (low + high) // 2
         if fits(middle):
@@ -268,7 +284,10 @@ def _bisect(fits: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def _neighbours(best: int, limit: int) -> Iterator[int]:
-    """Yield the batch sizes to probe above `best`, without its successor, which is known not to fit."""
+    """Yield the neighbours to probe above `best`, in ascending order.
+
+    The successor of `best` is left out, since it is known not to fit.
+    """
     distances = {*range(2, NEIGHBOURS + 1), *(round(share * best) for share in NEIGHBOUR_SHARES)}
     for distance in sorted(distances):
         if distance > 1 and best + distance <= limit:

@@ -1,11 +1,11 @@
-"""Find the largest batch sizes of a job whose traces must each be captured by a run of several seconds.
+"""Find the largest batch sizes of a job that needs its own run for each trace.
 
-An example is a job with a compiled model, since inductor compiles the model again for each batch size. The
-traces of captured batch sizes are fitted to a program for batch sizes near them. Replays of the program
-choose the next batch size to capture, until the answers themselves are captured, so that no answer is a
-guess. The batch size after an answer is captured too, to show that it does not fit. For a compiled model it
-is instead ruled out by a fit of two captured traces, or else by the trace of the answer with its tensors
-scaled in proportion.
+A run takes several seconds. An example is a job with a compiled model, since inductor compiles the model
+again for each batch size. The traces of captured batch sizes are fitted to a program for batch sizes near
+them. Replays of the program choose the next batch size to capture, until the answers themselves are captured,
+so that no answer is a guess. The batch size after an answer is captured too, to show that it does not fit.
+For a compiled model it is instead ruled out by a fit of two captured traces, or else by the trace of the
+answer with its tensors scaled in proportion.
 
 inductor times products with padded operands if a size is no multiple of 16 bytes, which takes memory
 (`planner.capture.inductor.padding`). So compiled batch sizes are fitted by the power of two that divides
@@ -67,7 +67,7 @@ def note_on_runs(search: Search, is_compiled: bool) -> str:
 
 
 def search_by_runs(replays: TargetReplays, rooms: Sequence[MemoryLimits]) -> Search:
-    """Find the largest batch size that fits all limits `rooms`, and the largest that fits without retries.
+    """Find the largest batch sizes that fit all limits `rooms`, with and without retries.
 
     The answers and the batch sizes after them were captured; compiled batch sizes after an answer may be
     ruled out by other traces. Raises the errors of a capture.
@@ -77,7 +77,7 @@ def search_by_runs(replays: TargetReplays, rooms: Sequence[MemoryLimits]) -> Sea
 
 @dataclass(slots=True)
 class _RunSearch:
-    """A search with its captured traces, the programs fitted to the traces, and the guessed outcomes."""
+    """A search for the largest batch sizes, with its captured traces and guessed outcomes."""
 
     replays: TargetReplays
     rooms: Sequence[MemoryLimits]
@@ -88,7 +88,10 @@ class _RunSearch:
     _is_felt: bool = True  # whether the alignment of a batch size may change the memory
 
     def find(self) -> Search:
-        """Find the largest batch sizes by guesses from fitted traces, each confirmed by a capture."""
+        """Find the largest batch sizes by guesses, and confirm each answer by a capture.
+
+        The guesses come from fitted traces.
+        """
         limit = self.replays.limit
         if self.rooms[0].allocator_limit_bytes is None:
             return self._by_runs(Search(limit, limit, None, ()))
@@ -111,7 +114,10 @@ class _RunSearch:
         return self._by_runs(search)
 
     def _run(self, batch: int) -> None:
-        """Capture a batch size, and record its outcome and its trace for guesses at other batch sizes."""
+        """Capture a batch size, and record its outcome and trace.
+
+        The trace serves guesses at other batch sizes.
+        """
         self._outcomes[batch] = self.replays.outcome_in_rooms(batch, self.rooms)
         if self.replays.is_refused(batch):
             return
@@ -121,10 +127,10 @@ class _RunSearch:
         self._traces[batch] = trace
 
     def _is_foretold(self, trace: Trace) -> bool:
-        """Return whether the nearest captured trace predicts a trace's bytes in spite of different alignment.
+        """Return whether the nearest captured trace predicts the bytes of `trace`.
 
-        Returns False if both traces have the same alignment, or if the nearest trace is too far away to
-        predict the bytes.
+        The batch sizes of the two traces must differ in alignment. Returns False if they have the same
+        alignment, or if the nearest trace is too far away to predict the bytes.
         """
         nearest = min(self._traces, key=_distance_from(trace.batch))
         low, high = sorted((nearest, trace.batch))
@@ -136,7 +142,7 @@ class _RunSearch:
         return abs(taken - expected) <= _FELT * expected
 
     def _undecided(self, search: Search) -> int | None:
-        """Return a batch size that must be captured to decide the answers, or None if they are decided."""
+        """Return the next batch size to capture, or None if the answers are decided."""
         without_retries, any_fit = (Outcome.FITS,), (Outcome.FITS, Outcome.FITS_WITH_RETRIES)
         for answer, outcomes in ((search.comfortable, without_retries), (search.largest, any_fit)):
             if answer and answer not in self._outcomes:
@@ -148,9 +154,10 @@ class _RunSearch:
         return None
 
     def _is_ruled_out(self, batch: int, outcomes: Container[Outcome]) -> bool:
-        """Return whether captured traces predict that a batch size has an outcome other than `outcomes`.
+        """Return whether the predicted outcome of a batch size is not in `outcomes`.
 
-        A program fitted to two traces predicts it, or else the trace of the batch size just below.
+        A program fitted to two traces predicts the outcome, or else the trace of the batch size just below.
+        Returns False if there is neither.
         """
         by_distance = sorted(self._traces, key=_distance_from(batch))
         fit = self._fit_of_two(self._alike(batch)) or self._fit_of_two(by_distance)
@@ -161,7 +168,10 @@ class _RunSearch:
         return self._replayed(program, nearest, batch) not in outcomes
 
     def _search(self, before: Search | None) -> Search:
-        """Search by known outcomes and guesses, near the answers of the search `before` if it is given."""
+        """Search for the largest batch sizes by captured outcomes and by guesses.
+
+        The search begins near the answers of the search `before`, if it is not None.
+        """
         limit, unit = min(self.replays.limit, _MOST_STRETCH * max(self._traces)), self._unit
 
         def outcome(units: int) -> Outcome:
@@ -187,9 +197,10 @@ class _RunSearch:
         return self.replays.is_compiled and batch >= _ALIGNED_ALONE
 
     def _beside(self, batch: int, limit: int, outcomes: tuple[Outcome, ...]) -> int:
-        """Return the largest batch size below the next multiple of `_unit` whose guess is in `outcomes`.
+        """Return the largest batch size just above `batch` with an outcome in `outcomes`.
 
-        `batch`, a multiple of `_unit`, is returned if no such size has these outcomes, or if it is large.
+        Batch sizes below the next multiple of `_unit` are tried by guesses. `batch`, a multiple of `_unit`,
+        is returned if no such size has these outcomes, or if it is large.
         """
         if self._is_large(batch):
             return batch
@@ -228,7 +239,7 @@ class _RunSearch:
         return self._programs[key]
 
     def _replayed(self, program: Program, near: int, batch: int) -> Outcome:
-        """Return the outcome of a batch size by a replay of a program.
+        """Replay a program at a batch size, and return the outcome.
 
         The workspaces of convolutions are asked of the library behind the trace captured at `near`.
         """
@@ -239,14 +250,17 @@ class _RunSearch:
         return self._guesses[key]
 
     def _alike(self, batch: int) -> list[int]:
-        """Return the captured batch sizes, nearest first; only sizes aligned like `batch` if any exist."""
+        """Return the captured batch sizes aligned like `batch`, nearest first.
+
+        If none is aligned like `batch`, all captured batch sizes are returned.
+        """
         aligned = [size for size in self._traces if gcd(size, self._unit) == gcd(batch, self._unit)]
         return sorted(aligned or self._traces, key=_distance_from(batch))
 
     def _fit_of_two(self, by_distance: Sequence[int]) -> tuple[Program, int] | None:
-        """Return a program fitted to the nearest and another batch size, with the nearest batch size.
+        """Return a program fitted to two captured traces, and the nearest batch size.
 
-        None if no program fits two of the traces.
+        One of the traces is at the nearest batch size. Returns None if no program fits two of the traces.
         """
         nearest, *others = by_distance
         programs = (self._fitted(low, nearest) for low in others)
@@ -265,7 +279,7 @@ def _larger(one: Search, other: Search) -> Search:
 
 
 def _allocated_bytes(trace: Trace) -> int:
-    """Return the total bytes of all blocks that a trace allocates, without workspaces of convolutions."""
+    """Return the bytes of all blocks that a trace allocates, except convolution workspaces."""
     workspaces = {row.block for row in trace.conv_workspaces}
     allocs = (event for event in trace.events if isinstance(event, Alloc))
     return sum(event.size_bytes for event in allocs if event.block not in workspaces)
@@ -283,7 +297,7 @@ def _fit(first: Trace, second: Trace) -> Program | None:
 
 
 def _with_workspaces(trace: Trace, near: Trace) -> Trace:
-    """Replace the convolution workspaces of a guessed trace by the sizes from the library of `near`.
+    """Return a guessed trace with the convolution workspaces of the library behind `near`.
 
     The library is asked about the convolutions of `near`, a captured trace, with their samples scaled to the
     guessed batch size.

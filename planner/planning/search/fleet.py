@@ -24,7 +24,7 @@ from planner.program import Outcome, ProgramSet
 
 
 class DeviceFit(Struct, frozen=True):
-    """The largest batch size of a job on one GPU, and the memory of one batch size on that GPU."""
+    """The largest batch size of a job on one GPU, and the memory that `batch` takes."""
 
     budget: Budget
     max_batch: int  # 0 if not even the smallest batch size that trains fits
@@ -67,10 +67,11 @@ class FleetTable(Struct, frozen=True):
 
 
 def curve(table: FleetTable, points: int = 40) -> tuple[tuple[int, int], ...]:
-    """Return pairs of a batch size and the bytes of the process, up to the largest batch size of any GPU.
+    """Return pairs of a batch size and the bytes of the process.
 
-    The bytes are computed for the GPU with the median largest batch size, without calibration and in
-    unlimited memory. Batch sizes that the model refuses are skipped.
+    The batch sizes rise to the largest that fits on any GPU. The bytes are computed for the GPU with the
+    median largest batch size, without calibration and in unlimited memory. Batch sizes that the model refuses
+    are skipped.
     """
     by_size = sorted((fit for fit in table.fits if fit.max_batch), key=lambda fit: fit.max_batch)
     budget, top = by_size[len(by_size) // 2].budget, by_size[-1].max_batch
@@ -87,10 +88,11 @@ def curve(table: FleetTable, points: int = 40) -> tuple[tuple[int, int], ...]:
 def fit_devices(
     job: Job, budgets: Iterable[Budget], programs: ProgramSet, batch: int | None = None, multiple_of: int = 1
 ) -> tuple[DeviceFit, ...]:
-    """Return the largest batch size of each GPU, and the figures at `batch` or, by default, at the largest.
+    """Return the largest batch size on each GPU, with the memory of one batch size.
 
-    The results are sorted by the GPU's kind and usable memory, not in the order of `budgets`. The largest
-    batch sizes are multiples of `multiple_of`. Raises the errors of a capture.
+    The memory is that of `batch`, or by default of the largest batch size. The results are sorted by the
+    GPU's kind and usable memory, not in the order of `budgets`. The largest batch sizes are multiples of
+    `multiple_of`. Raises the errors of a capture.
     """
     cards = sorted(budgets, key=lambda budget: (_kind(budget), budget.device.usable.value))
     cache, limit, is_compiled = (

@@ -1,4 +1,7 @@
-"""Find the largest batch size of a job on one GPU, and estimate the memory at it and at the first failure."""
+"""Find the largest batch size of a job on one GPU, and estimate its memory.
+
+The memory of the smallest batch size that was found not to fit is estimated too.
+"""
 
 import gc
 from collections.abc import Iterator
@@ -23,7 +26,10 @@ from planner.program import FIT_BATCHES, Outcome, ProgramSet
 
 
 class Plan(Struct, frozen=True):
-    """The largest batch size of a job on one GPU, with the estimates at it and at the first failure."""
+    """The largest batch size of a job on one GPU, with memory estimates.
+
+    The estimates are for the largest batch sizes and for the first failure.
+    """
 
     job: Job
     budget: Budget
@@ -37,7 +43,7 @@ class Plan(Struct, frozen=True):
 
     @property
     def largest_of_any_size(self) -> int:
-        """Return the largest probed batch size that fits, ignoring `multiple_of`, or 0 if no size fits."""
+        """Return the largest probed batch size that fits, or 0 if no size fits. `multiple_of` is ignored."""
         sizes = (batch for batch, outcome in self.search.probes if outcome is not Outcome.DOES_NOT_FIT)
         return max(sizes, default=0)
 

@@ -1,4 +1,7 @@
-"""Find the largest sample size, or patch size of nnU-Net, that fits at one batch size."""
+"""Find the largest sample size that fits at one batch size.
+
+For nnU-Net, the size is the patch size.
+"""
 
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
@@ -59,7 +62,7 @@ class SizePlan(Struct, frozen=True):
 
     @property
     def failing(self) -> Size | None:
-        """Return the smallest size that was found not to fit, or None if all probed sizes fit."""
+        """Return the smallest probed size that does not fit, or None if all fit."""
         return self._size(self.search.first_failure)
 
     def _size(self, number: int | None) -> Size | None:
@@ -67,7 +70,7 @@ class SizePlan(Struct, frozen=True):
 
 
 def sizes_between(job: Job) -> tuple[Size, ...]:
-    """Return the sample sizes within a job's size ranges in ascending order, padded as the job pads.
+    """Return the padded sample sizes within a job's size ranges, in ascending order.
 
     Several ranges grow together, each by the same fraction of its length.
     """
@@ -201,7 +204,7 @@ def _search_along_lines(sizes: Sequence[Size], runs: "_Runs", elements: Callable
 
 
 def _count_refused(sizes: Sequence[Size], runs: "_Runs", refusal: ModelError) -> int:
-    """Return the number of sizes at the beginning of the list that the model refuses.
+    """Return the number of leading sizes that the model refuses.
 
     Raises `refusal` if the model takes the first size, or none of the sizes.
     """
@@ -234,14 +237,14 @@ class _Runs:
     _estimates: dict[Size, Estimate] = field(default_factory=dict)
 
     def budget_at(self, size: Size) -> Budget:
-        """Return the budget with the margins of the published runs that the job at a size resembles.
+        """Return the budget with the margins that apply to the job at a size.
 
-        Raises the errors of a capture.
+        The margins come from published runs of similar jobs. Raises the errors of a capture.
         """
         return self._trace(size)[2]
 
     def outcome(self, size: Size) -> Outcome:
-        """Return the outcome of a size, cached; DOES_NOT_FIT if the batch is too large to capture.
+        """Return the cached outcome of a size, or DOES_NOT_FIT if its batch is too large to capture.
 
         Raises the other errors of a capture.
         """
@@ -267,7 +270,10 @@ class _Runs:
         return self._estimates[size]
 
     def is_taken(self, size: Size) -> bool:
-        """Return whether the model takes samples of a size, even if the batch is too large to capture."""
+        """Return whether the model accepts samples of a size.
+
+        A size whose batch is too large to capture counts as accepted.
+        """
         try:
             self._trace(size)
         except BatchTooLargeError:

@@ -101,7 +101,7 @@ def _largest(replays: TargetReplays, limits: MemoryLimits) -> int:
 def _largest_probed(
     probes: Mapping[int, Outcome], outcome: Callable[[int], Outcome], comfortable: int
 ) -> int:
-    """Return the largest of the batch sizes in `probes` that fits under all memory limits.
+    """Return the largest probed batch size that fits under all memory limits.
 
     The result is `comfortable`, which fits without retries, if no larger probed batch size fits.
     """
@@ -111,10 +111,11 @@ def _largest_probed(
 
 
 def _largest_in_rooms(outcome: Callable[[int], Outcome], floor: int, top: int) -> int:
-    """Return the largest batch size found in `floor`..`top` that fits under all memory limits.
+    """Return the largest batch size found to fit under all memory limits.
 
-    `floor` itself is known to fit. Batch sizes that fit irregularly under the smallest limit often have a
-    neighbour that fits under all limits, so the neighbours below `top` are probed one by one.
+    Batch sizes from `floor` to `top` are searched. `floor` itself is known to fit. Batch sizes that fit
+    irregularly under the smallest limit often have a neighbour that fits under all limits, so the neighbours
+    below `top` are probed one by one.
     """
 
     def fits(batch: int) -> bool:

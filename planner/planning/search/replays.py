@@ -1,4 +1,4 @@
-"""Replay the batch sizes of one job on GPUs, each replay made once and shared between GPUs."""
+"""Replay the batch sizes of one job on GPUs, and share replays between GPUs."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Sequence
@@ -125,7 +125,7 @@ class ReplayCache:
 
 
 def outcome_in_rooms(trace: Trace, rooms: Sequence[MemoryLimits]) -> Outcome:
-    """Return the outcome of a trace under the smallest limit, or DOES_NOT_FIT if a larger limit fails.
+    """Return a trace's outcome under the smallest limit, or DOES_NOT_FIT if it fails under another.
 
     The first of `rooms` is the smallest limit.
     """
@@ -136,9 +136,10 @@ def outcome_in_rooms(trace: Trace, rooms: Sequence[MemoryLimits]) -> Outcome:
 def _also_in(
     larger: Sequence[MemoryLimits], outcome: Outcome, replay: Callable[[MemoryLimits], Replay]
 ) -> Outcome:
-    """Return the outcome under the smallest limit, or DOES_NOT_FIT if a replay under a larger limit fails.
+    """Return `outcome`, or DOES_NOT_FIT if a replay under a larger limit fails.
 
-    Only an outcome with retries takes further replays: without retries a batch fits under any larger limit.
+    `outcome` is the outcome under the smallest limit. Only an outcome with retries takes further replays:
+    without retries a batch fits under any larger limit.
     """
     if outcome is not Outcome.FITS_WITH_RETRIES:
         return outcome
@@ -189,7 +190,7 @@ class TimedPrograms:
 
 @dataclass(slots=True)
 class TargetReplays:
-    """The outcomes of one job's batch sizes on GPUs of one kind."""
+    """The outcomes of one job's batch sizes on all GPUs with the same `target`."""
 
     replays: ReplayCache
     target: Target
@@ -207,7 +208,7 @@ class TargetReplays:
 
     @property
     def least(self) -> int:
-        """Return the smallest accepted batch size above all sizes that the model refused as too small."""
+        """Return the smallest batch size above all sizes that the model refused as too small."""
         return max(self.batch_sizes.floor(1), *(batch + 1 for batch in self.too_small), 1)
 
     def is_refused(self, batch: int) -> bool:
@@ -251,7 +252,10 @@ class TargetReplays:
         return probes[batch]
 
     def outcome_in_rooms(self, batch: int, rooms: Sequence[MemoryLimits]) -> Outcome:
-        """Return the outcome under the smallest limit `rooms[0]`, or DOES_NOT_FIT if a larger limit fails."""
+        """Return a batch size's outcome under `rooms[0]`, or DOES_NOT_FIT if it fails under another limit.
+
+        `rooms[0]` is the smallest limit.
+        """
         return _also_in(rooms[1:], self.outcome(batch, rooms[0]), partial(self.run, batch))
 
     def _fits_without_retries(self, batch: int, limits: MemoryLimits) -> bool:
@@ -271,9 +275,9 @@ class TargetReplays:
         return room is not None and self.bound is not None and self.bound(batch) > room
 
     def _check_small(self, batch: int) -> None:
-        """Capture a batch size if it is below all FIT_BATCHES, since the model may refuse it.
+        """Capture a batch size if it is smaller than all FIT_BATCHES.
 
-        Raises the errors of the capture.
+        The model may refuse such a batch. Raises the errors of the capture.
         """
         if batch < FIT_BATCHES[0]:
             self.replays.programs.key(self.batch_sizes.floor(batch), self.target)
@@ -298,7 +302,10 @@ class TargetReplays:
         return None if peak_bytes is None or (room is not None and peak_bytes > room) else peak_bytes
 
     def peak_reserved_bytes(self, batch: int, limits: MemoryLimits) -> int:
-        """Return the reserved peak of a batch size under `limits`, cached or by a replay."""
+        """Return the reserved peak of a batch size under `limits`.
+
+        The batch size is replayed only if no peak is cached.
+        """
         peak_bytes = self.undisturbed_peak(batch, limits)
         return self.run(batch, limits).peak_reserved_bytes if peak_bytes is None else peak_bytes
 
@@ -307,10 +314,10 @@ class TargetReplays:
         return self.replays.peak_without_limits(batch, self.target, limits)
 
     def expected(self, batch: int, budget: Budget) -> tuple[Outcome, MemoryLimits]:
-        """Return the outcome at a budget's confidence, and the limits under which to compute a batch's peaks.
+        """Return a batch size's outcome and the memory limits for computing its peaks.
 
-        The returned limits are the likeliest limits, or unlimited memory if the batch does not fit under the
-        likeliest limits either.
+        The outcome holds at the budget's confidence. The returned limits are the likeliest limits, or
+        unlimited memory if the batch does not fit under the likeliest limits either.
         """
         limits, outcome = budget.likely_limits, self.outcome_in_rooms(batch, budget.rooms)
         is_failing = outcome is Outcome.DOES_NOT_FIT and self.outcome(batch, limits) is outcome
@@ -335,12 +342,12 @@ class TargetReplays:
         return scan_islands(fits, best, largest)
 
     def _needs_rise_evenly(self, best: int, largest: int, limits: MemoryLimits) -> bool:
-        """Return whether memory rises evenly above the batch size `best`, which rules out larger neighbours.
+        """Return whether memory rises evenly with the batch size above `best`.
 
-        An even rise is assumed if the lower bound rules out all batch sizes more than CLOSE_SHARE above
-        `largest`, and one sample more than `best` adds at most twice the average of a sample. Otherwise
-        blocks or workspaces may come and go from one batch size to the next
-        (benchmarks/fits/search_neighbours.py counts the neighbours that are missed).
+        An even rise rules out larger neighbours of `best`. An even rise is assumed if the lower bound rules
+        out all batch sizes more than CLOSE_SHARE above `largest`, and one sample more than `best` adds at
+        most twice the average of a sample. Otherwise blocks or workspaces may come and go from one batch size
+        to the next (benchmarks/fits/search_neighbours.py counts the neighbours that are missed).
         """
         if not best or self.top(limits) > (1 + CLOSE_SHARE) * largest:
             return False

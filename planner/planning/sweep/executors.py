@@ -85,7 +85,10 @@ def _run_until_death(
 
 
 def local_pool(size: int) -> Pool:
-    """Return a pool of processes on this machine, which are killed when the executor's context ends."""
+    """Return a pool of worker processes on the local machine.
+
+    The processes are killed when the executor's context ends.
+    """
     loky = _import("loky", "sweep")
 
     @contextmanager
@@ -123,7 +126,7 @@ def dask_pool(scheduler: str) -> Pool:
 
 
 def _print_to_stderr() -> None:
-    """Redirect a worker's standard output to standard error, to keep models from printing into results."""
+    """Redirect a worker's standard output to standard error. Models must not print into the results."""
     os.dup2(2, 1)
 
 

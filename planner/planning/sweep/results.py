@@ -47,7 +47,7 @@ class ResultStore(Struct, frozen=True):
     warn: Warn
 
     def find(self, task: Task) -> TaskResult:
-        """Return the stored results of a task for its GPUs, merged from all files of the task.
+        """Return the stored results of a task, merged from all its files.
 
         The result has no cells for GPUs without a stored result.
         """

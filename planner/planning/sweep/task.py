@@ -1,4 +1,4 @@
-"""The task that a worker of a sweep receives and the result that it returns, as plain data."""
+"""The tasks of a sweep's workers and the results of the tasks, as plain data."""
 
 from collections.abc import Mapping
 from hashlib import sha256

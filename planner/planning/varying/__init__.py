@@ -1,1 +1,1 @@
-"""Plan batches whose samples have varying sizes, by replaying sampled batches through one allocator."""
+"""Plan jobs whose samples vary in size, by replaying sampled batches through one allocator."""

@@ -1,4 +1,4 @@
-"""Evaluate the changes to a recipe, or to its batches, for a job whose samples have varying sizes.
+"""Evaluate changes to the recipe or the batches of a job whose samples vary in size.
 
 Each change is planned like a job: the largest batch whose runs stay within the risk, and the probability that
 a run at the requested batch runs out of memory. If the requested batch does not fit with any single change,
@@ -43,7 +43,7 @@ class VaryingAttempt(Struct, frozen=True):
 
     @property
     def fits(self) -> bool:
-        """Return whether the probability of running out of memory at the requested batch is acceptable."""
+        """Return whether the requested batch has an acceptable probability of running out of memory."""
         risk = round(1 - self.side.budget.confidence, 12)
         return self.asked is not None and self.asked.probability <= risk
 

@@ -1,4 +1,4 @@
-"""Find the largest batch, or the memory of a given batch, for a job whose samples have varying sizes.
+"""Find the largest batch, or the memory of one batch, for samples that vary in size.
 
 Everything is computed twice: with the user's configuration of the allocator, and with the same configuration
 but expandable segments switched on, or off if they were on.
@@ -47,7 +47,7 @@ class VaryingSide(Struct, frozen=True):
 
 
 class VaryingPlan(Struct, frozen=True):
-    """The results for a job whose samples have varying sizes, under both configurations of the allocator."""
+    """The results for samples that vary in size, under two configurations of the allocator."""
 
     job: Job
     sizes: SizeDistribution
@@ -61,7 +61,7 @@ class VaryingPlan(Struct, frozen=True):
 
     @property
     def largest_size(self) -> Size:
-        """Return the largest size that a batch can be padded to."""
+        """Return the largest size to which samples can be padded."""
         return self.sizes.largest
 
 
@@ -84,10 +84,7 @@ def check_varying(job: Job) -> None:
 
 
 def estimate_varying(job: Job, budget: Budget, programs: SizedPrograms, batch: int) -> VaryingPlan:
-    """Return a plan with the memory and the risk of sampled runs at one batch size.
-
-    Raises the errors of a capture.
-    """
+    """Estimate the memory and the risk of sampled runs at one batch size. Raises the errors of a capture."""
     start = perf_counter()
     budget = judged(budget, programs)
     sides = []
@@ -102,7 +99,7 @@ def estimate_varying(job: Job, budget: Budget, programs: SizedPrograms, batch: i
 def find_varying_batch(
     job: Job, budget: Budget, programs: SizedPrograms, multiple_of: int = 1
 ) -> VaryingPlan:
-    """Return a plan with the largest batch sizes whose probability of running out of memory is acceptable.
+    """Find the largest batch sizes with an acceptable probability of running out of memory.
 
     The probability may be at most 1 minus the budget's confidence. Raises the errors of a capture.
     """
@@ -120,10 +117,11 @@ def find_varying_batch(
 def find_varying_fit(
     job: Job, budget: Budget, programs: SizedPrograms, batch: int | None = None, multiple_of: int = 1
 ) -> DeviceFit:
-    """Return the largest batch on a GPU, and the memory and verdict at `batch` (default: the largest).
+    """Return the largest batch on a GPU, with the memory and outcome of one batch size.
 
-    Retries are normal in a run on varying sizes, so the largest batch also counts as the comfortable batch.
-    Raises the errors of a capture.
+    The memory and the outcome are those of `batch`, or by default of the largest batch. Retries are normal in
+    a run on varying sizes, so the largest batch also counts as the comfortable batch. Raises the errors of a
+    capture.
     """
     budget = judged(budget, programs)
     side = plan_side(job, budget, programs, multiple_of)
@@ -164,13 +162,16 @@ def sampled_at(side: VaryingSide, job: Job, programs: SizedPrograms, batch: int)
 
 
 def open_batches(job: Job, programs: SizedPrograms) -> BatchSource:
-    """Return a source of the events of a job's batches, for any shape."""
+    """Return a source of the events of a job's batches of any shape."""
     trace = programs.trace(BatchShape(FIT_BATCHES[0], programs.sizes.largest))
     return BatchSource(job, programs.specialized, trace.next_workspaces)
 
 
 def judged(budget: Budget, programs: SizedPrograms) -> Budget:
-    """Return the budget with the margins of the published runs that the job resembles."""
+    """Return the budget with the margins that apply to the job.
+
+    The margins come from published runs of similar jobs.
+    """
     size = programs.sizes.largest
     trace = programs.trace(BatchShape(FIT_BATCHES[0], size))
     return judge_budget(budget, programs.job_at(size), trace)

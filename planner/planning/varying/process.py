@@ -1,4 +1,4 @@
-"""Replay a process that trains on batches of several shapes, step after step, through one allocator.
+"""Replay a process that trains on batches of several shapes through one allocator.
 
 Each step is taken from a trace of the job at the shape of its batch. A block that outlives its batch (of a
 gradient, or of a variable of the loop) is the same variable in the traces of all shapes, and is freed when a
@@ -50,7 +50,7 @@ class BatchSource:
         return self._made[shape, step]
 
     def forget(self) -> None:
-        """Clear the cached events, which the next batch size does not need."""
+        """Clear the cached events. The next batch size does not need them."""
         self._made.clear()
 
 
@@ -58,7 +58,7 @@ class VaryingProcess:
     """The replay of a process that trains on batches of several shapes."""
 
     def __init__(self, source: BatchSource, limits: MemoryLimits, first: BatchShape) -> None:
-        """Replay the set-up that comes before a first batch of the shape `first`."""
+        """Replay the set-up of a process whose first batch has the shape `first`."""
         self._source = source
         self._player = Player(limits, source.next_workspaces)
         self.steps = 0
@@ -66,7 +66,7 @@ class VaryingProcess:
         self.is_alive = self._play(setup)
 
     def step(self, shapes: Sequence[BatchShape]) -> bool:
-        """Replay a step with batches of the given shapes, and return whether the step fits in memory."""
+        """Replay a step with batches of `shapes`, and return whether the step fits in memory."""
         self.steps += 1
         of_shape = [self._source.batches(shape, self.steps) for shape in shapes]
         for number, batches in enumerate(of_shape):
@@ -75,7 +75,7 @@ class VaryingProcess:
         return self.is_alive
 
     def copy(self) -> "VaryingProcess":
-        """Return an independent copy of the process in its present state."""
+        """Return an independent copy of the process in its current state."""
         twin = object.__new__(VaryingProcess)
         twin.__dict__.update(self.__dict__)
         twin._player = self._player.copy()
@@ -87,7 +87,10 @@ class VaryingProcess:
         return self._player.process.allocator.reserved_bytes
 
     def replay(self, batch: int) -> Replay:
-        """Return the peaks, retries and failure of all replayed steps, labelled with a batch size."""
+        """Return the peaks, retries and failure of all replayed steps.
+
+        The `Replay` is labelled with the batch size `batch`.
+        """
         return self._player.process.result(batch)
 
     def _play(self, batch: Piece) -> bool:

@@ -53,7 +53,7 @@ class SizedPrograms:
         return replace(self, job=job, sizes=sizes)  # with the same captures
 
     def job_at(self, size: Size) -> Job:
-        """Return the job with all samples of the size `size`."""
+        """Return the job with all samples set to the size `size`."""
         return at_size(self.job, size)
 
     def trace(self, shape: BatchShape) -> Trace:
@@ -68,7 +68,10 @@ class SizedPrograms:
         return self._source(shape).specialized(shape.batch, self.target)
 
     def _source(self, shape: BatchShape) -> ProgramSource:
-        """Return the programs at a shape's size, and build the program if the shape has several samples."""
+        """Return the programs at the size of a shape.
+
+        The program is built already if the shape has several samples.
+        """
         start = perf_counter()
         source = self.source(shape.size)
         if shape.batch > 1:
@@ -77,7 +80,7 @@ class SizedPrograms:
         return source
 
     def source(self, size: Size) -> ProgramSource:
-        """Return the programs at a size, which are opened on first use."""
+        """Return the programs at a size, and open them on first use."""
         if size not in self._sources:
             if not self._sources:
                 self._convolutions = open_convolutions(self.job, self.cache_folder)
@@ -107,7 +110,7 @@ class SizedPrograms:
 
 
 class _Member(Struct, frozen=True):
-    """A builder of the programs at one size, taken from the programs at all sizes."""
+    """A builder that takes the programs of one size from the programs of all sizes."""
 
     family: "Callable[[int], SizeFamily]"
     size: Size
@@ -131,4 +134,4 @@ class _Member(Struct, frozen=True):
         return family.builder(self.size).run(batch, target) if program is None else program
 
     def enumerate_variants(self, program: Program, target: Target) -> None:
-        """Do nothing, because the programs of a size family are not stored."""
+        """Do nothing: the programs of a size family are not stored."""

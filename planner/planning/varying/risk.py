@@ -40,7 +40,7 @@ class SampledRun(Struct, frozen=True):
 
 
 class RunRisk(Struct, frozen=True):
-    """The risk of running out of memory at one batch size, from sampled runs."""
+    """The risk of running out of memory at one batch size, estimated from sampled runs."""
 
     batch: int
     steps: int  # of a whole run, to which the probability applies
@@ -53,7 +53,10 @@ class RunRisk(Struct, frozen=True):
 
     @property
     def standard_error(self) -> float | None:
-        """Return the standard error of the probability from the spread between runs, or None for one run."""
+        """Return the standard error of the probability, or None if there is only one run.
+
+        It is computed from the spread between runs.
+        """
         if len(self.runs) < 2:
             return None
         return stdev(run.probability for run in self.runs) / sqrt(len(self.runs))
@@ -70,12 +73,15 @@ class RunRisk(Struct, frozen=True):
 
     @property
     def fragmentation_bytes(self) -> int:
-        """Return the largest difference between the reserved and the allocated peak of any sequence."""
+        """Return the largest difference between a sequence's reserved and allocated peaks."""
         return max(run.replay.peak_reserved_bytes - run.replay.peak_allocated_bytes for run in self.runs)
 
     @property
     def retries_per_step(self) -> float:
-        """Return the mean number of retries per step; a retry releases cached memory to serve a request."""
+        """Return the mean number of allocator retries per step.
+
+        A retry releases cached memory to serve a request.
+        """
         return sum(run.replay.retries for run in self.runs) / max(1, sum(run.steps for run in self.runs))
 
     def step_peaks_bytes(self, *shares: float) -> tuple[int, ...]:
@@ -153,7 +159,7 @@ def _highest_step(replay: Replay) -> int:
 def _play(
     source: BatchSource, limits: MemoryLimits, first: BatchShape, by_step: Sequence[Sequence[BatchShape]]
 ) -> VaryingProcess:
-    """Replay steps, and return the process after the last step or after the first step that fails."""
+    """Replay steps until one fails, and return the process."""
     process = VaryingProcess(source, limits, first)
     for shapes in by_step:
         if not process.is_alive or not process.step(shapes):

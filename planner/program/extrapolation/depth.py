@@ -43,7 +43,10 @@ def compare_depths(shallow: Trace, deep: Trace, layer: re.Pattern[str] = BLOCK) 
 
 
 class _State(Struct):
-    """The correspondence between the memory blocks of two traces; a fork does not change its original."""
+    """The correspondence between the memory blocks of two traces.
+
+    Changes to a fork do not change the original.
+    """
 
     deep_of: MutableMapping[int, int]  # block of the deeper trace by block of the shallower trace
     born: MutableMapping[int, bool]  # blocks of the deeper trace that insertions allocate
@@ -76,7 +79,7 @@ class _Walk:
         self.positions: list[int] = []  # of the deeper trace's counterparts of the shallower trace's events
 
     def run(self) -> list[tuple[int, int, int]]:
-        """Return the position, the start and the end of each insertion.
+        """Compare the traces, and return the position, start and end of each insertion.
 
         The position is the index in the shallower trace of the event that follows the insertion; start and
         end are indices in the deeper trace. Raises NotRepeatedError.
@@ -98,11 +101,11 @@ class _Walk:
         return insertions
 
     def _parts(self, i: int, j: int, end: int) -> list[int]:
-        """Return the lengths of an insertion's parts; all copies of a part precede the next part's copies.
+        """Return the lengths of the parts of an insertion.
 
-        An insertion has parts if it lengthens rows of equal operations on all parameters, as optimizers run
-        them: its first events are of the same kind as the event before it, its last events of the same kind
-        as the event after it.
+        All copies of a part precede the copies of the next part. An insertion has parts if it lengthens rows
+        of equal operations on all parameters, as optimizers run them: its first events are of the same kind
+        as the event before it, its last events of the same kind as the event after it.
         """
         if not 0 < i < len(self.shallow.events):
             return [end - j]
@@ -114,9 +117,10 @@ class _Walk:
         return [len(part) for part in parts] if is_row else [end - j]
 
     def _end_of_insertion(self, i: int, j: int) -> int:
-        """Return the end of an insertion in the deeper trace: the index after which the traces match longest.
+        """Return the index in the deeper trace at which an insertion ends.
 
-        Raises NotRepeatedError if no end of the insertion gives a match.
+        The traces match longest after that index. Raises NotRepeatedError if no end of the insertion gives a
+        match.
         """
         others = self.deep.events
         state = self.state.fork()
@@ -137,7 +141,7 @@ class _Walk:
         return best
 
     def _lengthens_rows(self, j: int, end: int, count: int) -> bool:
-        """Return whether an insertion and the matching events after it lengthen rows of equal allocations.
+        """Return whether an insertion and the following events lengthen rows of equal allocations.
 
         An example is a row of blocks that an optimizer allocates for all parameters of one size.
         """
@@ -205,7 +209,10 @@ class _Walk:
 
 
 def _kind(sites: Sequence[Site], event: Event) -> Site | type[Free] | PhaseStart:
-    """Return the site of an allocation, the class `Free` for a free, or a `PhaseStart` unchanged."""
+    """Return a value that is equal for events of the same kind.
+
+    It is the site of an allocation, the class `Free` for a free, or the `PhaseStart` itself.
+    """
     if isinstance(event, Alloc):
         return sites[event.site]
     return Free if isinstance(event, Free) else event
@@ -266,7 +273,7 @@ class _Order:
         self._origins: dict[int, Insertion] = {}  # the insertion by a block that it allocates
 
     def insertion(self, position: int, start: int, events: Sequence[Event]) -> Insertion:
-        """Make an insertion of events and decide the order of its copies.
+        """Create an insertion, and decide the order of its copies.
 
         Must be called for the insertions in the order of the trace.
         """
@@ -279,7 +286,7 @@ class _Order:
         return inserted
 
     def _is_reversed(self, position: int, origin: Insertion) -> bool:
-        """Return whether most memory blocks freed near a position are freed in reverse order of allocation.
+        """Return whether blocks near a position are mostly freed in reverse order of allocation.
 
         Only blocks allocated in the phase of the insertion `origin` count, and the result is relative to the
         order of `origin`.

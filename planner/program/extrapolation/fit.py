@@ -1,4 +1,4 @@
-"""Fit programs whose sizes depend on the batch size to traces of one job at different batch sizes."""
+"""Fit programs for any batch size to traces of one job at different batch sizes."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
@@ -50,9 +50,10 @@ def rounded_affine(a: int, b: int, low: int, high: int) -> Affine:
 
 
 def nearest_affine(a: int, b: int, low: int, high: int) -> Affine:
-    """Return the non-negative affine integer that is `b` at batch `high` and close to `a` at batch `low`.
+    """Return the affine integer that is `b` at batch `high` and close to `a` at batch `low`.
 
-    Fits estimates between the batch sizes of runs whose sizes are not exactly affine.
+    It is positive and does not shrink with the batch size. Fits estimates between the batch sizes of runs
+    whose sizes are not exactly affine.
     """
     size = rounded_affine(a, b, low, high)
     if size.slope >= 0 and size.fixed + size.slope > 0:
@@ -70,9 +71,10 @@ class Quadratic(Struct, frozen=True):
 
 
 def polynomial_through(values: Sequence[int], batches: Sequence[int]) -> Affine | Quadratic:
-    """Return the polynomial through the values at two batch sizes, or at three consecutive batch sizes.
+    """Return the polynomial through two or three values.
 
-    Raises SizesNotAffineError if a coefficient is not an integer.
+    Three values must be at consecutive batch sizes. Raises SizesNotAffineError if a coefficient is not an
+    integer.
     """
     if len(values) == 2:
         return affine_through(values[0], values[1], batches[0], batches[1])
@@ -92,7 +94,7 @@ Fit = Callable[[int, int, int, int], Affine]
 def fit_events(
     first: Trace, ones: Sequence[Event], second: Trace, others: Sequence[Event], fit: Fit = affine_through
 ) -> list[ProgramEvent]:
-    """Fit sizes affine in the batch size to the paired events of two traces. Raises NotAffineError."""
+    """Fit affine sizes to the events of two traces, paired in order. Raises NotAffineError."""
     events: list[ProgramEvent] = []
     for index, (a, b, is_same) in enumerate(match_events(first, ones, second, others)):
         if not is_same:
@@ -170,9 +172,9 @@ def _where(trace: Trace, event: Alloc) -> str:
 
 
 def fit_pinned(first: Trace, second: Trace) -> tuple[tuple[int, int], ...]:
-    """Fit the fixed bytes and the bytes per sample of each pinned host block to two traces.
+    """Return the fixed bytes and bytes per sample of each pinned host block.
 
-    Raises NotAffineError.
+    They are fitted to two traces. Raises NotAffineError.
     """
     if len(first.pinned) != len(second.pinned):
         raise NotAffineError(f"{len(first.pinned)} and {len(second.pinned)} blocks of pinned memory")
@@ -236,7 +238,7 @@ def fit_traces(
 
 
 def _same_blocks(ours: Iterable[Event], theirs: Iterable[Event]) -> dict[int, int]:
-    """Return a map from the blocks that `theirs` allocate to the corresponding blocks of `ours`."""
+    """Return a map from the blocks of `theirs` to the corresponding blocks of `ours`."""
     pairs = zip(ours, theirs, strict=True)
     return {b.block: a.block for a, b in pairs if isinstance(a, Alloc) and isinstance(b, Alloc)}
 
@@ -301,7 +303,10 @@ def _blocks_by_site(trace: Trace) -> dict[tuple[PhaseStart | None, Site], list[A
 
 
 def tensors_diverge(program: Program, trace: Trace) -> bool:
-    """Return whether a program without kernel calls differs from a trace in more than freed workspaces."""
+    """Return whether a program and a trace differ in more than freed workspaces.
+
+    The program has no kernel calls.
+    """
     fitted = program.instantiate(trace.batch)
     ours, theirs = (replace(one, events=tuple(_without_workspaces(one)[0])) for one in (fitted, trace))
     return bool(first_divergence(ours, theirs))

@@ -53,7 +53,7 @@ class RepeatedBlock(Struct, frozen=True):
         return _Repetition(self, blocks).trace() if blocks else self.trace
 
     def with_sizes_of(self, deep: Trace) -> "RepeatedBlock":
-        """Return the repeated block with the sizes of another trace of the deeper model.
+        """Return the `RepeatedBlock` with the sizes of another trace of the deeper model.
 
         The two deeper traces may differ only in sizes that do not grow with the number of blocks. Raises
         NotRepeatedError if they differ in more.
@@ -95,7 +95,7 @@ class RepeatedBlock(Struct, frozen=True):
         return origins
 
     def site(self, site: Site, origin: Origin, blocks: int) -> Site:
-        """Convert the site of an event of the deeper trace to the site in `with_more(blocks)`."""
+        """Convert a site of the deeper trace to the site in `with_more(blocks)`."""
         if origin.block is None:
             return shifted_site(site, self.layer, self.inserted + 1, blocks - 1)
         return shifted_site(site, self.layer, 0, origin.block)
@@ -125,7 +125,7 @@ def _structure(trace: Trace) -> tuple[object, ...]:
 
 
 def _with_size(event: Event, like: Event) -> Event:
-    """Return an allocation with the size of the allocation `like`, or another event unchanged."""
+    """Return `event` with the size of `like` if both are allocations, else unchanged."""
     if isinstance(event, Alloc) and isinstance(like, Alloc):
         return replace(event, size_bytes=like.size_bytes)
     return event
@@ -171,7 +171,7 @@ class _Repetition:
         return replace(self._repeated.trace, events=tuple(events), sites=tuple(self._sites))
 
     def _site(self, site: int, first: int, by: int) -> int:
-        """Return the number of a site in the deeper model after its model block is renumbered."""
+        """Renumber the model block of a site, and return the new site's number."""
         key = site, first, by
         if key not in self._numbers:
             shifted = shifted_site(self._repeated.trace.sites[site], self._repeated.layer, first, by)

@@ -1,4 +1,4 @@
-"""Calls of convolutions as cuDNN receives them, and the workspaces that cuDNN requests for them."""
+"""Calls of convolutions in cuDNN, and the workspaces that cuDNN requests for the calls."""
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
@@ -24,9 +24,9 @@ class ConvWorkspaceSource(StrEnum):
 
 
 class WorkspaceAccount(Struct, frozen=True):
-    """The source of a job's convolution workspaces, and the shares of convolutions with uncertain workspaces.
+    """The source and the uncertainty of a job's convolution workspaces.
 
-    Convolutions are weighted by the sizes of their operands.
+    The uncertainty is given as shares of the convolutions, weighted by the sizes of their operands.
     """
 
     source: ConvWorkspaceSource = ConvWorkspaceSource.NONE
@@ -69,7 +69,7 @@ class ConvolutionExpr(Convolution, frozen=True):
 
     @classmethod
     def of(cls, convolution: Convolution, node_of: Callable[[int], int]) -> "ConvolutionExpr":
-        """Return the expression of a convolution; `node_of` returns the index of the node for a size."""
+        """Convert a convolution to an expression. `node_of` returns the node index for a size."""
         x, w, y = (tuple(map(node_of, sizes)) for sizes in (convolution.x, convolution.w, convolution.y))
         return cls(*astuple(replace(convolution, x=x, w=w, y=y)))
 
@@ -80,7 +80,7 @@ class ConvolutionExpr(Convolution, frozen=True):
 
 
 class Engine(Struct, frozen=True):
-    """One of cuDNN's engines for a convolution; `number` is its index in cuDNN's list."""
+    """One of cuDNN's engines for a convolution. `number` is the engine's index in cuDNN's list."""
 
     number: int
     notes: tuple[str, ...]  # such as "tensor cores" or "Winograd"
@@ -117,7 +117,10 @@ class ConvWorkspace(Struct, frozen=True):
     def from_query(
         cls, block: int, query: Convolution, engine: Engine | None, *, searched: bool
     ) -> "ConvWorkspace":
-        """Return the row of a block; `engine` is None if a fitted expression gives the workspace."""
+        """Create the row of a workspace block from the queried convolution.
+
+        `engine` is None if a fitted expression gives the workspace.
+        """
         number, notes = (-1, "") if engine is None else (engine.number, ", ".join(engine.notes))
         return cls(block, searched, number, notes, **{name: getattr(query, name) for name in _OF_CONVOLUTION})
 
@@ -135,10 +138,16 @@ class ConvWorkspaceQuery(Protocol):
 
     @property
     def name(self) -> str:
-        """Return a name that differs between sources that may return different workspaces."""
+        """Return the name of the source.
+
+        Sources that may return different workspaces have different names.
+        """
 
     def __call__(self, capability: tuple[int, int], sm_count: int, convolution: Convolution) -> Workspaces:
-        """Return the workspaces of a convolution on a GPU with this compute capability and number of SMs."""
+        """Return the workspaces of a convolution on a GPU.
+
+        The GPU has the compute capability `capability` and `sm_count` SMs.
+        """
 
     def following(
         self, capability: tuple[int, int], sm_count: int, convolution: Convolution, size_bytes: int
@@ -146,4 +155,7 @@ class ConvWorkspaceQuery(Protocol):
         """Return the sizes that PyTorch requests after `size_bytes` is refused, or None if unknown."""
 
     def account(self, capability: tuple[int, int], sm_count: int) -> WorkspaceAccount:
-        """Return the account of all workspaces returned for this compute capability and number of SMs."""
+        """Return the account of all workspaces that were returned for a GPU.
+
+        The GPU has the compute capability `capability` and `sm_count` SMs.
+        """

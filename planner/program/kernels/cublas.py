@@ -1,9 +1,10 @@
-"""The size of each thread's cuBLAS workspace, from `CUBLAS_WORKSPACE_CONFIG`, the GPU and torch's version.
+"""The size of each thread's cuBLAS workspace.
 
-ATen/cuda/CublasHandlePool.cpp: the variable is searched for pairs `:SIZE:COUNT`, SIZE in
-KiB, and the pairs are added up; without a pair torch warns and uses the default. Since torch 2.12 cuBLASLt
-shares this memory (`TORCH_CUBLASLT_UNIFIED_WORKSPACE`, on by default), so that `CUBLASLT_WORKSPACE_SIZE` has
-no effect; before, cuBLASLt has a separate workspace of 1 MiB (`lt_workspace`).
+It depends on `CUBLAS_WORKSPACE_CONFIG`, the GPU and torch's version. ATen/cuda/CublasHandlePool.cpp: the
+variable is searched for pairs `:SIZE:COUNT`, SIZE in KiB, and the pairs are added up; without a pair torch
+warns and uses the default. Since torch 2.12 cuBLASLt shares this memory (`TORCH_CUBLASLT_UNIFIED_WORKSPACE`,
+on by default), so that `CUBLASLT_WORKSPACE_SIZE` has no effect; before, cuBLASLt has a separate workspace of
+1 MiB (`lt_workspace`).
 """
 
 import re
@@ -67,10 +68,10 @@ def workspace_bytes(capability: tuple[int, int], config: str = "", torch: TorchV
 
 
 def parse_workspace_config(text: str) -> int:
-    """Return the workspace bytes that a value of CUBLAS_WORKSPACE_CONFIG requests; `:0:0` requests none.
+    """Return the workspace bytes that a value of CUBLAS_WORKSPACE_CONFIG requests.
 
-    Raises UsageError if the text is anything but pairs `:SIZE:COUNT`, although torch would read the pairs
-    that it finds in the text, or if the pairs request more than `MOST_BYTES`.
+    `:0:0` requests no bytes. Raises UsageError if the text is anything but pairs `:SIZE:COUNT`, although
+    torch would read the pairs that it finds in the text, or if the pairs request more than `MOST_BYTES`.
 
     >>> parse_workspace_config(":4096:2:16:8")
     8519680

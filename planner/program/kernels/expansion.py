@@ -1,4 +1,4 @@
-"""The allocations and frees of a kernel, in a compact form, and their expansion into events."""
+"""A kernel's allocations and frees in a compact form, and the expansion into events."""
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
@@ -8,7 +8,7 @@ from planner.program.kernels.convolution import Convolution
 
 
 class OpKind(StrEnum):
-    """The kinds of operations of a kernel on the allocator; trace files contain the letters."""
+    """The kinds of operations of a kernel on the allocator. Trace files contain the letters."""
 
     TRANSIENT = "p"  # a block that is freed immediately
     TRY = "t"  # a block that is freed at once, and without which the kernel falls back to another algorithm
@@ -37,10 +37,10 @@ def expand_kernel(
     number: int,
     stream: int = 0,
 ) -> list[Event]:
-    """Expand the operations of one kernel call into the events that a capture would record.
+    """Expand the operations of one kernel call into allocator events.
 
-    New blocks are numbered from `number`, at most one per event. `outputs` has the allocation of each output,
-    an empty list for an output that takes no memory.
+    The events are those that a capture would record. New blocks are numbered from `number`, at most one per
+    event. `outputs` has the allocation of each output, an empty list for an output that takes no memory.
     """
     events: list[Event] = []
     held: list[int | None] = []  # None: a block of 0 bytes, which counts when blocks are released

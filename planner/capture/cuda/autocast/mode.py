@@ -68,7 +68,10 @@ BANNED = ("binary_cross_entropy",)
 
 
 class CastCache:
-    """A cache of weights cast to the lower precision, kept until the outermost autocast region ends."""
+    """A cache of weights that autocast has cast to the lower precision.
+
+    It is kept until the outermost autocast region ends.
+    """
 
     def __init__(self) -> None:
         self._casts: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
@@ -94,12 +97,15 @@ class CastCache:
         return cast
 
     def clear(self) -> None:
-        """Release all casts."""
+        """Release all casts that the cache holds."""
         self._casts.clear()
 
 
 def is_eligible(value: object) -> bool:
-    """Return whether CUDA's autocast casts a value: a GPU tensor of a floating dtype other than float64."""
+    """Return whether CUDA's autocast casts a value.
+
+    It casts GPU tensors of each floating dtype except float64.
+    """
     return (
         isinstance(value, Tensor)
         and (value.is_meta or value.is_cuda)  # the compiler's fake tensors are
@@ -109,7 +115,7 @@ def is_eligible(value: object) -> bool:
 
 
 def kernels(cache: CastCache) -> dict[str, Kernel]:
-    """Return the kernels for the dispatch key of CUDA's autocast, keyed by operator name."""
+    """Return the kernels for CUDA's autocast, by operator name. They are for the dispatch key of autocast."""
     return {
         **{name: _casting(name, lambda args: _lower(), cache) for name in LOWER_PRECISION.split()},
         **{name: _casting(name, lambda args: torch.float32, cache) for name in FLOAT32.split()},
@@ -121,7 +127,10 @@ def kernels(cache: CastCache) -> dict[str, Kernel]:
 
 
 def included() -> AbstractContextManager[object]:
-    """Return a context manager that includes the dispatch key of CUDA's autocast in this thread."""
+    """Return a context manager that includes the dispatch key of CUDA's autocast.
+
+    The key is included in this thread.
+    """
     guard: AbstractContextManager[object] = torch._C._IncludeDispatchKeyGuard(_KEY)
     return guard
 
@@ -160,7 +169,7 @@ def _casting(name: str, dtype_of: Callable[[tuple[Any, ...]], torch.dtype], cach
 
 
 def _widest(args: tuple[Any, ...]) -> torch.dtype:
-    """Return float32 if an eligible tensor has that dtype, otherwise the lower precision.
+    """Return float32 if an eligible tensor is in float32, otherwise the lower precision.
 
     Raises RuntimeError if no eligible tensor is in float32 and one is not in the lower precision.
     """
@@ -216,11 +225,11 @@ def _banned(name: str) -> Kernel:
 
 
 def patches(clear: Callable[[], None]) -> Iterator[tuple[str, object]]:
-    """Yield names and replacements of autocast functions that treat `meta` as `cuda` and need no GPU.
+    """Yield names and replacements of autocast functions for captures without a GPU.
 
-    Models query with the device type of their tensors (transformers, timm, torch.utils.checkpoint do), which
-    is `meta` in a capture and would be `cuda` on a GPU. `torch.clear_autocast_cache` calls
-    `clear` too.
+    The replacements treat `meta` as `cuda`. Models query with the device type of their tensors (transformers,
+    timm, torch.utils.checkpoint do), which is `meta` in a capture and would be `cuda` on a GPU.
+    `torch.clear_autocast_cache` calls `clear` too.
     """
     for name in ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled", "set_autocast_dtype"):
         yield f"torch.{name}", _of_cuda(getattr(torch, name))
@@ -240,7 +249,10 @@ def patches(clear: Callable[[], None]) -> Iterator[tuple[str, object]]:
 
 
 def _of_cuda(function: Callable[..., Any], position: int = 0) -> Callable[..., Any]:
-    """Return the function with `meta` replaced by `cuda` in its argument `device_type` or at `position`."""
+    """Return a version of a function that treats the device type `meta` as `cuda`.
+
+    The device type is the argument `device_type`, or the argument at `position`.
+    """
 
     def query(*args: Any, **kwargs: Any) -> Any:
         values = list(args)

@@ -1,7 +1,7 @@
-"""Run CUDA's autocast of recurrent layers (cudnn/AutocastRNN.cpp).
+"""Run CUDA's autocast of recurrent layers.
 
-The weights are copied into a new flat buffer at each call, without the cache of casts, so that autograd sees
-the copy; the copies are float16 whatever dtype the region names.
+The source is cudnn/AutocastRNN.cpp. The weights are copied into a new flat buffer at each call, without the
+cache of casts, so that autograd sees the copy; the copies are float16 whatever dtype the region names.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,10 @@ aten = torch.ops.aten
 
 
 def kernels(cache: CastCache) -> dict[str, Callable[..., Any]]:
-    """Return the kernel of `_cudnn_rnn` for the dispatch key of CUDA's autocast, keyed by operator name."""
+    """Return a dict with autocast's kernel of `_cudnn_rnn` under its operator's name.
+
+    It is for the dispatch key of CUDA's autocast.
+    """
 
     def run(
         x: Tensor, weight: Sequence[Tensor], weight_stride0: int, buffer: Tensor | None, hx: Tensor,
@@ -41,7 +44,7 @@ def kernels(cache: CastCache) -> dict[str, Callable[..., Any]]:
 
 
 def _flattened(weights: Sequence[Tensor], elements: int) -> tuple[Tensor, list[Tensor]]:
-    """Return a new float16 buffer, and copies of the weights that lie in the buffer.
+    """Return a new float16 buffer, and copies of weights inside the buffer.
 
     Each copy shares the buffer's storage but is no view of it to autograd (`get_parameters` of
     cudnn/RNN.cpp makes them by `set_`), so that each weight has a gradient of its own.

@@ -22,9 +22,10 @@ from planner.capture.cuda.threads import caller_frame
 
 
 def replacements(files: Callable[[], SavedFiles | None]) -> Iterator[Replacement]:
-    """Yield replacements for functions that write checkpoints, or rename, copy or delete files.
+    """Yield replacements for functions that write checkpoints or change files.
 
-    `files` returns None outside of captures, where functions that were imported in a capture may be called.
+    Files are changed by renaming, copying or deleting. `files` returns None outside of captures, where
+    functions that were imported in a capture may be called.
     """
     yield torch, "save", _saving(torch.save, files)
     for holder, name, act in (

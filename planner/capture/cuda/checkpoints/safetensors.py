@@ -93,7 +93,7 @@ class _ReadToGpu:
 
 
 def _write_zeros(tensors: Mapping[str, Any], path: _Path, metadata: Mapping[str, str] | None) -> None:
-    """Write a file of safetensors with zeros as the data of all tensors."""
+    """Write a file of safetensors whose data is all zeros."""
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
     end = 0
     for name, spec in tensors.items():

@@ -20,7 +20,7 @@ _OPENED: tuple[int, ...] = ()  # in place of the identity of a file that the scr
 
 
 class SavedFiles:
-    """The checkpoints that a capture has written, until they are deleted."""
+    """The checkpoints that a capture has written. They are kept until they are deleted."""
 
     def __init__(self) -> None:
         self._start_ns = time.time_ns()
@@ -111,7 +111,7 @@ class SavedFiles:
             plain(self.to_read(source), target)
 
     def close(self) -> None:
-        """Delete the checkpoints, except files that have changed since."""
+        """Delete the checkpoints. Files that have changed since are kept."""
         for path, identity in self._made.items():
             with suppress(OSError):  # the script may have deleted it
                 if _identity(path) == identity:
@@ -123,14 +123,20 @@ class SavedFiles:
             self._folder = None
 
     def _is_of_user(self, path: str) -> bool:
-        """Return whether a file was there before the capture, and has not changed since."""
+        """Return whether a file was there before the capture.
+
+        A file that has changed since does not count.
+        """
         try:
             return os.lstat(path).st_ctime_ns < self._start_ns
         except OSError:
             return False
 
     def _is_foreign(self, path: str) -> bool:
-        """Return whether a file exists that is no checkpoint of this capture, or no longer."""
+        """Return whether an existing file is no checkpoint of this capture.
+
+        A checkpoint that was changed does not count as a checkpoint.
+        """
         try:
             return self._made.get(path) != _identity(path)
         except OSError:
@@ -171,18 +177,18 @@ class SavedFiles:
         self._note(path)
 
     def _note(self, path: str) -> None:
-        """Note that this capture has written a checkpoint, if the file exists."""
+        """Note that this capture has written a checkpoint. Nothing is noted if the file does not exist."""
         with suppress(OSError):
             self._made[path] = _identity(path)
 
     def _follow(self, old: str, new: str) -> None:
-        """Change the paths of the checkpoints in a folder that was renamed."""
+        """Change the paths of checkpoints after their folder was renamed."""
         for path in [one for one in self._made if one.startswith(f"{old}{os.sep}")]:
             self._made[new + path[len(old) :]] = self._made.pop(path)
 
 
 def _copy(source: str, target: str) -> None:
-    """Copy a file without the holes in it, which zeros of safetensors are."""
+    """Copy a file, but skip its holes. Zeros of safetensors are holes."""
     with Path(source).open("rb") as read, Path(target).open("wb") as write:
         size = os.fstat(read.fileno()).st_size
         at = 0

@@ -16,7 +16,10 @@ from planner.capture.cuda.threads import caller_frame
 
 
 def defaulting(plain: Callable[..., None]) -> Callable[..., None]:
-    """Return a version of `DeviceContext.__init__` that translates a GPU to the device of the capture."""
+    """Return a version of `DeviceContext.__init__` that accepts a GPU.
+
+    The GPU becomes the device of the capture.
+    """
 
     def start(self: Any, device: object) -> None:
         is_gpu = names_gpu(device)
@@ -27,7 +30,10 @@ def defaulting(plain: Callable[..., None]) -> Callable[..., None]:
 
 
 def putting_defaults(plain: Callable[..., Any], constructors: Container[Any]) -> Callable[..., Any]:
-    """Return a version of `DeviceContext.__torch_function__` that logs tensors made on a default GPU."""
+    """Return a version of `DeviceContext.__torch_function__` that logs new tensors.
+
+    Tensors are logged if they are made on a default GPU.
+    """
 
     def run(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         is_default = func in constructors and (kwargs or {}).get("device") is None  # which `plain` sets
@@ -52,7 +58,10 @@ def keep_default_device() -> None:
 
 
 def making(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a version of a tensor factory that translates `cuda` and makes stand-ins for pinned tensors."""
+    """Return a version of a tensor factory that accepts `cuda` and pinned memory.
+
+    A pinned tensor becomes a stand-in on the meta device.
+    """
 
     @functools.wraps(plain)
     def make(*args: Any, **kwargs: Any) -> Any:
@@ -84,7 +93,7 @@ def making(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_numbers(data: Any) -> Any:
-    """Return nested lists in which scalar meta tensors are replaced by their numbers.
+    """Return nested lists with scalar meta tensors replaced by numbers.
 
     Without the replacement, torch would read the numbers below Python.
     """
@@ -103,12 +112,15 @@ def _is_layout_alone(device: object, caller: FrameType) -> bool:
 
 
 def _is_of_save_on_cpu() -> bool:
-    """Return whether torch's `save_on_cpu` makes the tensor; it pins memory only if torch finds a GPU."""
+    """Return whether torch's `save_on_cpu` makes the tensor. It pins memory only if torch finds a GPU."""
     return caller_frame(2).f_globals.get("__name__") == "torch.autograd.graph"
 
 
 def wrapping(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a version of `Tensor._make_wrapper_subclass` that translates the device `cuda`."""
+    """Return a version of `Tensor._make_wrapper_subclass` that accepts the device `cuda`.
+
+    `cuda` becomes the device of the capture.
+    """
 
     @functools.wraps(plain)
     def make(*args: Any, **kwargs: Any) -> Tensor:

@@ -1,7 +1,8 @@
-"""Track the meta tensors that stand for CPU tensors and so take no memory of the GPU.
+"""Track the meta tensors that stand for CPU tensors.
 
-Batches of a data loader are on the CPU and may be large, so in a capture they are on the meta device like all
-other tensors. An operator whose tensors are all on the CPU returns tensors on the CPU.
+Such tensors take no memory of the GPU. Batches of a data loader are on the CPU and may be large, so in a
+capture they are on the meta device like all other tensors. An operator whose tensors are all on the CPU
+returns tensors on the CPU.
 """
 
 import weakref
@@ -31,7 +32,7 @@ _TAKE_BOTH = frozenset(
 
 
 def innermost(tensor: Tensor) -> Tensor:
-    """Return the tensor inside the wrappers of torch.func, which have no storage themselves."""
+    """Return the tensor inside the wrappers of torch.func. Wrappers have no storage themselves."""
     while is_functorch_wrapped_tensor(tensor):
         tensor = get_unwrapped(tensor)
     return tensor
@@ -69,7 +70,7 @@ class HostTensors:
             self._storages[key] = weakref.ref(storage, lambda _: self._storages.pop(key, None))
 
     def pin(self, tensor: Tensor) -> Tensor:
-        """Mark a meta tensor as a tensor in pinned memory of the CPU, and return the tensor."""
+        """Mark a meta tensor as pinned CPU memory, and return the tensor."""
         self.add(tensor)
         storage = tensor.untyped_storage()
         key = storage._cdata
@@ -90,7 +91,10 @@ class HostTensors:
 
     @contextmanager
     def moving_to(self, side: Side) -> Iterator[None]:
-        """Put the results of operators on `side` inside the context, wherever their arguments are."""
+        """Put the results of operators on `side` inside the context.
+
+        The sides of the arguments do not count.
+        """
         before, self.destination = self.destination, side
         try:
             yield
@@ -98,7 +102,7 @@ class HostTensors:
             self.destination = before
 
     def side_of(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Side:
-        """Return the side on which an operator with these arguments puts its results.
+        """Return the side for the results of an operator.
 
         Raises RuntimeError, as torch does on a GPU, if the arguments include tensors of both sides, unless
         the CPU tensors are scalars or the operator takes both.
@@ -117,7 +121,7 @@ class HostTensors:
         return Side.GPU
 
     def marked(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return an operator's arguments with CPU tensors marked for workspace rules."""
+        """Return an operator's arguments with CPU tensors marked. Workspace rules read the marks."""
 
         def mark(value: Any) -> Any:
             return as_cpu_tensor(value) if isinstance(value, Tensor) and value in self else value
@@ -134,12 +138,12 @@ class HostTensors:
         kwargs: dict[str, Any],
         copy_to_meta: Callable[[Tensor], Tensor],
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Return the arguments with real CPU tensors replaced by meta tensors, or None if this is impossible.
+        """Return an operator's arguments with real CPU tensors replaced by meta tensors.
 
-        The meta tensors count as CPU tensors. User code made the real tensors on the CPU; scalar tensors are
-        not replaced. It is impossible if no argument is a real CPU tensor, if the operator changes a real CPU
-        tensor in place, if no argument is on the meta device, or if an argument on the meta device is a
-        tensor of the GPU.
+        Returns None if this is impossible. The meta tensors count as CPU tensors. User code made the real
+        tensors on the CPU; scalar tensors are not replaced. It is impossible if no argument is a real CPU
+        tensor, if the operator changes a real CPU tensor in place, if no argument is on the meta device, or
+        if an argument on the meta device is a tensor of the GPU.
         """
         tensors = [one for one in leaves_of((args, kwargs)) if isinstance(one, Tensor)]
         made = [one for one in tensors if one.device.type == "cpu" and one.dim()]

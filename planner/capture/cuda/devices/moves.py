@@ -101,7 +101,10 @@ def _by_class(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def device_given(*args: Any, **kwargs: Any) -> object:
-    """Return the device among the arguments of `Module.to`, or None if they name no device."""
+    """Return the device among the arguments of `Module.to`, or None.
+
+    It is None if the arguments name no device.
+    """
     return torch._C._nn._parse_to(*args, **kwargs)[0]
 
 
@@ -133,7 +136,7 @@ def moving_module(
 
 
 def _in_order_of_apply(module: nn.Module) -> Iterator[Tensor]:
-    """Yield a module's parameters and buffers in the order in which `to` moves them: children first."""
+    """Yield a module's parameters and buffers in the order of `Module.to`. Tensors of children come first."""
     for child in module.children():
         yield from _in_order_of_apply(child)
     held = (*module._parameters.values(), *module._buffers.values())
@@ -143,14 +146,17 @@ def _in_order_of_apply(module: nn.Module) -> Iterator[Tensor]:
 def _with_device(
     device: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of `Tensor.to` with their device replaced by `device`."""
+    """Return the arguments of `Tensor.to` with the device replaced."""
     if "device" in kwargs:
         return args, {**kwargs, "device": device}
     return (device, *args[1:]), kwargs
 
 
 def pin(self: Tensor, device: Any = None) -> Tensor:
-    """Return a pinned copy of an unpinned stand-in for a CPU tensor, or any other tensor unchanged."""
+    """Return a pinned copy of a stand-in for an unpinned CPU tensor.
+
+    Any other tensor is returned unchanged.
+    """
     host = opened[-1].host if opened else None
     if host is None or self not in host or host.is_pinned(self):
         return self
@@ -159,14 +165,20 @@ def pin(self: Tensor, device: Any = None) -> Tensor:
 
 
 def record_stream(self: Tensor, stream: Any) -> None:
-    """Add a remark that the stream's work is planned as done before the next memory request."""
+    """Add a remark on how the work of a stream is planned.
+
+    It is planned as done before the next memory request.
+    """
     add_remark(
         "calls Tensor.record_stream: that stream's work is planned as done when memory is next asked for"
     )
 
 
 def pinned_like(tensor: Tensor) -> Tensor:
-    """Return an unrecorded meta tensor that stands for a pinned CPU tensor like the given tensor."""
+    """Return a meta tensor that stands for a pinned CPU tensor like another tensor.
+
+    Its creation is not recorded.
+    """
     host = opened[-1].host
     with _disable_current_modes(), host.moving_to(Side.HOST):
         return host.pin(torch.empty_like(tensor, device=META, requires_grad=False))
@@ -177,9 +189,10 @@ def to_host(self: Tensor, memory_format: Any = torch.preserve_format) -> Tensor:
 
 
 def reading_array(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a version of `Tensor.numpy` that reads the values of a stand-in for a CPU tensor.
+    """Return a version of `Tensor.numpy` for stand-ins.
 
-    For a tensor of the GPU it raises TypeError in a running loop, unless `force` is set.
+    It reads the values of a stand-in for a CPU tensor. For a tensor of the GPU it raises TypeError in a
+    running loop, unless `force` is set.
     """
 
     @functools.wraps(plain)
@@ -201,7 +214,10 @@ def to_gpu(self: Tensor, device: Any = None, non_blocking: bool = False, **optio
 
 
 def loading(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a version of `torch.load` that loads to the CPU if `map_location` is a GPU or None."""
+    """Return a version of `torch.load` that loads to the CPU instead of the GPU.
+
+    It does so if `map_location` is a GPU or None.
+    """
 
     @functools.wraps(plain)
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:

@@ -1,10 +1,10 @@
-"""Tell the devices apart that arguments of torch's functions name."""
+"""Tell GPUs from other devices in arguments of torch's functions."""
 
 import torch
 
 
 def names_gpu(device: object) -> bool:
-    """Return whether a device argument (a name, `torch.device` or index) means a GPU."""
+    """Return whether a device argument means a GPU. The argument is a name, a `torch.device` or an index."""
     if isinstance(device, str):
         return device.partition(":")[0] == "cuda"
     if isinstance(device, torch.device):

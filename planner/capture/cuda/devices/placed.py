@@ -1,7 +1,8 @@
-"""Log, while a model is built, tensors that user code puts on the GPU, operators on them, and frees.
+"""Log what user code puts on the GPU while a model is built.
 
-A model is built without a recorder. The log lists all blocks in their order, so that `planner.capture.setup`
-can record them later, including the blocks that are freed before the model is complete.
+The log has tensors, operators on them, and frees. A model is built without a recorder. The log lists all
+blocks in their order, so that `planner.capture.setup` can record them later, including the blocks that are
+freed before the model is complete.
 """
 
 import weakref
@@ -96,7 +97,7 @@ class PlacedTensors:
                 self._entries.append((number, Put(number, storage.nbytes())))
 
     def add_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Log a call of an operator, and number the storages of its new tensors."""
+        """Log a call of an operator. The storages of its new tensors are numbered."""
         at = next(self._next)
         for one in _tensors_in(out if isinstance(out, tuple | list) else (out,)):
             storage = _storage_of(one)
@@ -106,7 +107,7 @@ class PlacedTensors:
         self._entries.append((at, Called(func, *laid)))
 
     def add_empty_cache(self) -> None:
-        """Log that the cache is emptied, if any tensor is on the GPU."""
+        """Log that the cache is emptied. Nothing is logged if no tensor is on the GPU."""
         if self:
             self._entries.append((next(self._next), CacheEmptied()))
 
@@ -137,7 +138,7 @@ class PlacedTensors:
 
     @contextmanager
     def forgotten_on_error(self) -> Iterator[None]:
-        """Remove the entries logged inside the context if an exception leaves it."""
+        """Remove entries logged inside the context if it raises an exception."""
         start = len(self._entries)
         try:
             yield
@@ -150,7 +151,7 @@ class PlacedTensors:
 
     @contextmanager
     def copying_to_cpu(self) -> Iterator[None]:
-        """Do not log results of operators inside the context, since the results are on the CPU."""
+        """Log no results of operators inside the context. The results are on the CPU."""
         self._is_copying = True
         try:
             yield
@@ -159,7 +160,10 @@ class PlacedTensors:
 
     @property
     def follows(self) -> bool:
-        """Return whether operators are logged: a tensor is on the GPU and no copy to the CPU runs."""
+        """Return whether operators are logged.
+
+        They are logged if a tensor is on the GPU and no copy to the CPU runs.
+        """
         return bool(self) and not self._is_copying
 
     def _start(self, storage: UntypedStorage) -> int:
@@ -195,7 +199,7 @@ class PlacedResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False, as the recorder does, since nothing is compiled while the mode is active."""
+        """Return False, as the recorder does. Nothing is compiled while the mode is active."""
         return False
 
     def __torch_dispatch__(
@@ -227,7 +231,10 @@ class Replayed:
         self._met: set[int] = set()  # numbers of the storages of rebuilt tensors
 
     def tensors(self, value: Any) -> Any:
-        """Return logged arguments or results with each `Layout` replaced by a meta tensor."""
+        """Return logged values with each `Layout` replaced by a meta tensor.
+
+        The values are arguments or results.
+        """
         return tree_map(lambda one: self._tensor(one) if isinstance(one, Layout) else one, value)
 
     def bytes_of(self, put: Put) -> Tensor:
@@ -235,7 +242,10 @@ class Replayed:
         return self._tensor(Layout(put.number, put.size_bytes, (put.size_bytes,), (1,), 0, torch.uint8))
 
     def living(self) -> Iterator[Tensor]:
-        """Yield a tensor of bytes for each living meta storage of which a tensor was rebuilt."""
+        """Yield each living storage of a rebuilt tensor, as a tensor of bytes.
+
+        Only storages on the meta device count.
+        """
         for number in sorted(self._met):
             storage = self._placed.living(number)
             if storage is not None and storage.device.type == "meta":
@@ -270,7 +280,7 @@ CONVERSIONS: tuple[Callable[..., Any], ...] = (_TO.dtype, _TO.dtype_layout, _TO.
 
 
 def _tensors_in(values: Any) -> list[Tensor]:
-    """Return the tensors among the values, including tensors one level down in lists and tuples."""
+    """Return the tensors among the values. Tensors one level down in lists and tuples are included."""
     flat = [one for value in values for one in (value if isinstance(value, list | tuple) else (value,))]
     return [one for one in flat if isinstance(one, Tensor)]
 

@@ -50,7 +50,7 @@ class Placement:
 
     @property
     def stands_for_host(self) -> bool:
-        """Return whether new CPU tensors are made on the meta device as stand-ins."""
+        """Return whether new CPU tensors are made as stand-ins on the meta device."""
         return self.is_running and not self.has_values
 
     @property
@@ -59,13 +59,19 @@ class Placement:
         return tuple(f"{line} {text}" for text, line in self.remarks.items())
 
     def watch(self, recorder: Any) -> None:
-        """Report emptied caches, resized storages and CUDA graphs to the recorder of the running loop."""
+        """Report events of the running loop to its recorder.
+
+        The events are emptied caches, resized storages and CUDA graphs.
+        """
         self.on_empty_cache = recorder.record_empty_cache
         self.on_resize = recorder.record_resize
         self.graphs.open_pool = recorder.graph_pool
 
     def empty_cache(self) -> None:
-        """Report an emptied cache to the recorder if the loop runs; otherwise, log the event in `placed`."""
+        """Report or log that the cache is emptied.
+
+        The recorder gets the report if the loop runs; otherwise the event is logged in `placed`.
+        """
         if self.is_running:
             self.on_empty_cache()
         else:
@@ -85,7 +91,7 @@ opened: list[Placement] = []  # open placements, innermost last; several if a mo
 
 
 def is_put_on_gpu(tensor: Tensor) -> bool:
-    """Return whether user code put the tensor on the GPU while the model was built."""
+    """Return whether user code put a tensor on the GPU. It did so while the model was built."""
     return bool(opened) and tensor in opened[-1].placed
 
 
@@ -95,10 +101,11 @@ def is_on_host(tensor: Tensor) -> bool:
 
 
 def put_off_until_recorded(work: Callable[[], None]) -> bool:
-    """Postpone work of a constructor until the set-up is recorded, and return whether it was postponed.
+    """Postpone a constructor's work until the set-up is recorded.
 
-    The work then runs once the tensors that are already on the GPU are recorded. If the loop runs already, or
-    no placement is open, nothing is postponed and the caller must run the work itself.
+    Returns whether the work was postponed. The work then runs once the tensors that are already on the GPU
+    are recorded. If the loop runs already, or no placement is open, nothing is postponed and the caller must
+    run the work itself.
     """
     if not opened or opened[-1].is_running:
         return False
@@ -120,12 +127,12 @@ def work_put_off() -> list[tuple[float, Callable[[], None]]]:
 
 
 def modules_on_cpu() -> WeakSet[nn.Module]:
-    """Return the modules that user code last moved to the CPU while it built the model."""
+    """Return the modules that user code moved to the CPU last. It did so while it built the model."""
     return opened[-1].on_cpu if opened else WeakSet()
 
 
 def placed_tensors() -> PlacedTensors:
-    """Return the tensors that user code put on the GPU while the model was built."""
+    """Return the tensors that user code put on the GPU. It did so while the model was built."""
     return opened[-1].placed if opened else PlacedTensors()
 
 
@@ -135,9 +142,9 @@ def innermost() -> Placement:
 
 
 def put_order(tensor: Tensor) -> float:
-    """Return a tensor's position among the tensors that user code put on the GPU while a model was built.
+    """Return a tensor's position among the tensors that user code put on the GPU.
 
-    The position of any other tensor is infinity.
+    It put them there while a model was built. The position of any other tensor is infinity.
     """
     return opened[-1].placed.number_of(tensor) if opened else inf
 

@@ -1,4 +1,4 @@
-"""Replace queries of torch.cuda and torch.accelerator, so that user code gets the planned GPU's answers.
+"""Answer user code's queries of torch.cuda and torch.accelerator as the planned GPU.
 
 torch's own code gets the true answers. So do libraries that cache whether a GPU exists, since the process
 continues after the capture.
@@ -57,7 +57,7 @@ class _Statistics(dict[str, int]):
         return _SEGMENT_BYTES if name.startswith("reserved_bytes") else 0
 
     def get(self, name: str, default: object = None) -> int:
-        """Return a statistic; `default` is not used, since each statistic has a value."""
+        """Return a statistic. `default` is not used, since each statistic has a value."""
         return self[name]
 
 
@@ -95,7 +95,7 @@ class Handle(AbstractContextManager[Any]):
         return 0.0
 
     def record_event(self, event: Any = None) -> Any:
-        """Return the given event, or a new completed event if `event` is None."""
+        """Return the event, or a new completed event if `event` is None."""
         return Handle() if event is None else event
 
     def record(self, *_: Any) -> None:
@@ -105,10 +105,10 @@ class Handle(AbstractContextManager[Any]):
 
 
 class Stream(Handle):
-    """A stand-in for a stream of torch.cuda; the stream is current while its context is open."""
+    """A stand-in for a stream of torch.cuda. The stream is current while its context is open."""
 
     def __init__(self, streams: Streams, number: int) -> None:
-        """Set the stream's number, and the `Streams` of the capture."""
+        """Set the number of the stream and the `Streams` of the capture."""
         self.stream_id = self.cuda_stream = number
         self._streams = streams
 
@@ -244,10 +244,10 @@ def _for_users(
 
 
 def _type_for_users(plain: type, construct: Callable[..., Any]) -> type:
-    """Return a class that replaces `plain` and calls `construct` to make instances for user code.
+    """Return a class that replaces `plain` in user code.
 
-    Instances of `plain` and `Handle` count as instances of the class. Libraries that cache answers get
-    instances of `plain`.
+    The class calls `construct` to make its instances. Instances of `plain` and `Handle` count as instances of
+    the class. Libraries that cache answers get instances of `plain`.
     """
 
     class _Type(type):
@@ -276,4 +276,4 @@ class _AnyGenerator(type):
 
 
 class _Generator(metaclass=_AnyGenerator):
-    """The replacement of `torch.Generator`, which makes a generator on the CPU if a GPU is named."""
+    """The replacement of `torch.Generator`. If a GPU is named, the generator is on the CPU."""

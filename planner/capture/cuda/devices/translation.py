@@ -47,11 +47,11 @@ def planned_device(
     has_values: bool = False,
     torch_version: TorchVersion | None = None,
 ) -> Iterator[Placement]:
-    """Make `cuda` in user code mean `target`, and torch.cuda answer as the planned GPU, inside the context.
+    """Make `cuda` mean the planned GPU to user code inside the context.
 
-    Arguments that are not given are taken from the enclosing placement, if there is one. Nested placements
-    share the tensors that are put on the GPU. `has_values` means that tensors of the capture have values.
-    Yields the placement.
+    Tensors go to the device `target`, and torch.cuda answers as the planned GPU. Arguments that are not given
+    are taken from the enclosing placement, if there is one. Nested placements share the tensors that are put
+    on the GPU. `has_values` means that tensors of the capture have values. Yields the placement.
     """
     outer = opened[-1] if opened else None
     enclosing = Placement() if outer is None else outer
@@ -81,9 +81,9 @@ def planned_device(
 
 @contextmanager
 def names_of_torch() -> Iterator[None]:
-    """Undo the replacements of torch's functions inside the context, and set them again on exit.
+    """Undo the replacements of torch's functions inside the context.
 
-    Needs an open placement.
+    They are set again on exit. Needs an open placement.
     """
     names = opened[-1].names
     assert names is not None

@@ -1,4 +1,4 @@
-"""Assign a number to a part of a meta tensor with the allocations that CUDA makes.
+"""Assign a number to a part of a meta tensor, with CUDA's allocations.
 
 `x[1:2] = 3` makes a tensor of the number first: on the CPU if `x` is on CUDA, otherwise on the device of `x`
 (THPVariable_setitem, torch/csrc/autograd/python_variable_indexing.cpp). On `meta` this tensor would count as
@@ -23,7 +23,7 @@ def patches() -> Iterator[tuple[str, object]]:
 
 
 def _assign(x: Tensor, index: Any, value: Any) -> None:
-    """Run `x[index] = value` with the allocations that CUDA makes.
+    """Run `x[index] = value` with CUDA's allocations.
 
     If the index contains tensors or lists, other than a single mask, a number is copied to the GPU, as on
     CUDA.

@@ -1,8 +1,9 @@
-"""Run `scaled_dot_product_attention` on meta tensors by the operators of the backend that CUDA selects.
+"""Run `scaled_dot_product_attention` on meta tensors as CUDA does.
 
-The dispatch follows ATen/native/transformers/attention.cpp (torch 2.13, whose operators the installed
-library runs on the CPU). The kernels keep outputs of their operators for the backward pass: flash and cuDNN
-keep the sums of rows, B x H x rows floats; the efficient backend rounds the rows up to multiples of 32.
+The operators are those of the backend that CUDA selects. The dispatch follows
+ATen/native/transformers/attention.cpp (torch 2.13, whose operators the installed library runs on the CPU).
+The kernels keep outputs of their operators for the backward pass: flash and cuDNN keep the sums of rows, B x
+H x rows floats; the efficient backend rounds the rows up to multiples of 32.
 """
 
 from collections.abc import Callable
@@ -35,9 +36,10 @@ def kernels(capability: tuple[int, int], version: TorchVersion) -> dict[str, Cal
 
 
 def _flash(call: SdpaCall, scale: float | None) -> Tensor:
-    """Run the flash backend, with head widths padded to a multiple of 8 before its kernel.
+    """Run the flash backend with padded heads.
 
-    The kernel saves the padded copies for the backward pass.
+    Head widths are padded to a multiple of 8 before the kernel. The kernel saves the padded copies for the
+    backward pass.
     """
     width = call.query.shape[-1]
     padded = [F.pad(t, [0, -width % 8]) if width % 8 else t for t in (call.query, call.key, call.value)]
@@ -66,10 +68,11 @@ def _cudnn(call: SdpaCall, scale: float | None) -> Any:
 
 
 def _additive(call: SdpaCall, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return a boolean mask as numbers to add to the scores, or any other `mask` unchanged.
+    """Return a boolean mask as numbers to add to the scores.
 
-    This is `convert_boolean_attn_mask`. The result has the mask's shape. Before torch 2.5 the result is made
-    of zeros, which are filled in place with -inf at positions that the mask leaves out.
+    Any other `mask` is returned unchanged. This is `convert_boolean_attn_mask`. The result has the mask's
+    shape. Before torch 2.5 the result is made of zeros, which are filled in place with -inf at positions that
+    the mask leaves out.
     """
     if mask is None or mask.dtype is not torch.bool:
         return mask
@@ -92,9 +95,9 @@ def _aligned(mask: Tensor) -> Tensor:
 
 
 def _math(call: SdpaCall, scale: float | None) -> Tensor:
-    """Run `_scaled_dot_product_attention_math`, which adds the mask in place for CUDA tensors.
+    """Run `_scaled_dot_product_attention_math` as for CUDA tensors.
 
-    float16 and bfloat16 are computed in float32, unless
+    The mask is added in place. float16 and bfloat16 are computed in float32, unless
     torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp is on. The scores are also rounded to the inputs'
     dtype as a second result, which is not read. Before torch 2.5 nothing is computed in float32, and the
     softmax is the plain operator.

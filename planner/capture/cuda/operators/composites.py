@@ -1,4 +1,7 @@
-"""Kernels that make composite operators of layers call the same operators on `meta` as on CUDA."""
+"""Kernels of composite operators that run on `meta` as on CUDA.
+
+They call the same operators as on CUDA. The composite operators are of layers.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from string import ascii_letters
@@ -34,7 +37,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
 
 
 def _dropout(x: Tensor, p: float, train: bool) -> Any:
-    """Run `dropout` as one fused kernel that saves a boolean mask (ATen/native/Dropout.cpp)."""
+    """Run `dropout` as one fused kernel that saves a boolean mask. Source: ATen/native/Dropout.cpp."""
     if not train or p == 0 or x.numel() == 0:
         return x
     if p == 1:
@@ -43,10 +46,10 @@ def _dropout(x: Tensor, p: float, train: bool) -> Any:
 
 
 def _softmax_by(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a softmax that converts float16 to float32 inside `kernel`, as on CUDA.
+    """Return a softmax that converts float16 to float32 inside the kernel.
 
-    The conversion follows ATen/native/SoftMax.cpp. On other devices, and for bfloat16 everywhere, the input
-    is converted first, which costs a tensor.
+    CUDA does the same. The conversion follows ATen/native/SoftMax.cpp. On other devices, and for bfloat16
+    everywhere, the input is converted first, which costs a tensor.
     """
 
     def softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
@@ -61,10 +64,10 @@ def _ctc_loss(
     log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int = 0,
     reduction: int = 1, zero_infinity: bool = False,
 ) -> Any:  # fmt: skip
-    """Run `ctc_loss` with its lengths read into lists (ATen/native/LossCTC.cpp).
+    """Run `ctc_loss` with its lengths read into lists.
 
-    On the meta device, ATen keeps the lengths as tensors and fails. If the values of lengths are unknown, the
-    padded length is assumed for each sample.
+    Source: ATen/native/LossCTC.cpp. On the meta device, ATen keeps the lengths as tensors and fails. If the
+    values of lengths are unknown, the padded length is assumed for each sample.
     """
     steps, samples = log_probs.shape[:2]
     inputs = [steps] * samples if input_lengths.is_meta else input_lengths.tolist()
@@ -73,9 +76,9 @@ def _ctc_loss(
 
 
 def _one_hot(classes: Tensor, num_classes: int = -1) -> Any:
-    """Run `one_hot` by scattering ones into zeros, as on CUDA (ATen/native/Onehot.cpp).
+    """Run `one_hot` by scattering ones into zeros.
 
-    On the meta device, ATen compares the classes with a range.
+    CUDA does the same (ATen/native/Onehot.cpp). On the meta device, ATen compares the classes with a range.
     """
     count = int(classes.max().item()) + 1 if num_classes < 0 else num_classes
     zeros = torch.zeros((*classes.shape, count), dtype=torch.int64, device=classes.device)
@@ -95,10 +98,11 @@ def _mish_backward(grad: Tensor, x: Tensor) -> Any:
 
 
 def _transposed_einsum(equation: str, operands: list[Tensor], *, path: list[int] | None = None) -> Any:
-    """Run `einsum` as torch before 2.9 does, without an exchange of two operands for a contiguous result.
+    """Run `einsum` as torch before 2.9 does.
 
-    The result is a view of the product of the first operand's rows and the second one's columns, even if the
-    equation names the columns first. Equations of more than two operands are run as in the installed torch.
+    Two operands are not exchanged to get a contiguous result. The result is a view of the product of the
+    first operand's rows and the second one's columns, even if the equation names the columns first. Equations
+    of more than two operands are run as in the installed torch.
     """
     if len(operands) == 2:
         given, result = _written_out(equation.replace(" ", ""), operands)
@@ -121,10 +125,10 @@ def _transposed_einsum(equation: str, operands: list[Tensor], *, path: list[int]
 
 
 def _written_out(equation: str, operands: list[Tensor]) -> tuple[list[str], str]:
-    """Return the labels of an equation's operands and result, with each ellipsis replaced by letters.
+    """Return the labels of an equation with each ellipsis replaced by letters.
 
-    If the equation names no result, the result has the ellipsis, and the labels that occur once in
-    alphabetical order.
+    They are the labels of the operands and of the result. If the equation names no result, the result has the
+    ellipsis, and the labels that occur once in alphabetical order.
     """
     left, arrow, result = equation.partition("->")
     letters = [letter for letter in ascii_letters if letter not in equation]
@@ -190,10 +194,10 @@ def _composed_rms_norm(
 
 
 class BinaryCrossEntropyWithLogits(torch.autograd.Function):
-    """An autograd function for binary cross entropy with logits that computes the input's gradient in place.
+    """An autograd function for binary cross entropy with logits.
 
-    For meta tensors (TensorSubclassLikeUtils.h) torch computes the gradient out of place, which would cost
-    two more tensors of the input's size.
+    It computes the gradient of the input in place. For meta tensors (TensorSubclassLikeUtils.h) torch
+    computes the gradient out of place, which would cost two more tensors of the input's size.
     """
 
     @staticmethod
@@ -208,9 +212,10 @@ class BinaryCrossEntropyWithLogits(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Return the gradient of the input, computed in place in the storage of an intermediate result.
+        """Return the gradient of the input, computed in place.
 
-        The intermediate result is the sigmoid, or with `pos_weight` the weighted term.
+        It is in the storage of an intermediate result. The intermediate result is the sigmoid, or with
+        `pos_weight` the weighted term.
         """
         x, target, weight, pos_weight = ctx.saved_tensors
         if pos_weight is None:
@@ -238,10 +243,11 @@ def _binary_cross_entropy_with_logits(
 
 
 def _with_kernel_strides(x: Tensor) -> Tensor:
-    """Return a contiguous `x` with the strides of CUDA's pointwise results, or any other `x` unchanged.
+    """Return a contiguous tensor with the strides of CUDA's pointwise results.
 
-    A contiguous tensor may have unusual strides in dimensions of size 1. CUDA's kernels then return
-    contiguous strides (ATen/TensorIterator.cpp, fast_set_up); torch's meta kernels keep the unusual strides.
+    Any other tensor is returned unchanged. A contiguous tensor may have unusual strides in dimensions of size
+    1. CUDA's kernels then return contiguous strides (ATen/TensorIterator.cpp, fast_set_up); torch's meta
+    kernels keep the unusual strides.
     """
     return x.as_strided(x.shape, contiguous(x.shape)) if x.is_contiguous() else x
 

@@ -1,7 +1,8 @@
-"""Run CUDA's inference fast paths of `nn.MultiheadAttention` and `nn.TransformerEncoderLayer`, op by op.
+"""Run CUDA's inference fast paths of transformer layers, operator by operator.
 
-The functions follow ATen/native/transformers/cuda/attention.cu, attention.cpp and transformer.cpp. Local
-variables hold tensors as long as in that source, so that the trace frees memory when a GPU does.
+The layers are `nn.MultiheadAttention` and `nn.TransformerEncoderLayer`. The functions follow
+ATen/native/transformers/cuda/attention.cu, attention.cpp and transformer.cpp. Local variables hold tensors as
+long as in that source, so that the trace frees memory when a GPU does.
 """
 
 from collections.abc import Callable
@@ -25,9 +26,10 @@ def kernels(capability: tuple[int, int], version: TorchVersion) -> Kernels:
         qkv_bias: Tensor, proj_weight: Tensor, proj_bias: Tensor, mask: Tensor | None = None,
         need_weights: bool = True, average_attn_weights: bool = True, mask_type: int | None = None,
     ) -> Any:  # fmt: skip
-        """Run `_native_multi_head_attention`, fused if there is no mask and no weights are returned.
+        """Run `_native_multi_head_attention` as on CUDA.
 
-        The fused path also requires that the selected attention backend is not the math backend.
+        It is fused if there is no mask and no weights are returned. The fused path also requires that the
+        selected attention backend is not the math backend.
         """
         heads = query.view(query.shape[0], -1, num_head, embed_dim // num_head).transpose(1, 2)
         kernel = select(SdpaCall(heads, heads, heads, torch=version), capability)
@@ -48,10 +50,10 @@ def kernels(capability: tuple[int, int], version: TorchVersion) -> Kernels:
 
 
 def _is_left_aligned(x: Tensor, mask: Tensor) -> bool:
-    """Return False, so that nn.TransformerEncoder does not pack its input into a nested tensor.
+    """Return False, so that nn.TransformerEncoder does not pack its input.
 
-    The true answer depends on the padding mask's values. False never plans too little memory, since nothing
-    is packed, as for a batch without padding.
+    A packed input is a nested tensor. The true answer depends on the padding mask's values. False never plans
+    too little memory, since nothing is packed, as for a batch without padding.
     """
     return False
 
@@ -68,7 +70,10 @@ def _fused(
 def _unfused(
     query: Tensor, heads: int, qkv_weight: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the context tensor, in the memory of the queries, and the softmax of the scores."""
+    """Return the context tensor and the softmax of the scores.
+
+    The context tensor is in the memory of the queries.
+    """
     batch, rows, width = query.shape
     qkv = torch.matmul(query, qkv_weight.t())
     # _transform_bias_rescale_qkv: one buffer for all three, then the projection is freed
@@ -81,9 +86,9 @@ def _unfused(
 
 
 def _project(context: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Apply the output projection to a copy of the context with its heads merged.
+    """Apply the output projection to the context.
 
-    This is `transform0213_gemm_nt_bias`.
+    The projection gets a copy of the context with merged heads. This is `transform0213_gemm_nt_bias`.
     """
     batch, heads, rows, width = context.shape
     return F.linear(context.permute(0, 2, 1, 3).reshape(batch, rows, heads * width), weight, bias)

@@ -1,7 +1,7 @@
-"""Predict whether `trunc_normal_` draws weights again, which depends on values that it reads (torch 2.13).
+"""Predict whether `trunc_normal_` draws weights again.
 
-`trunc_normal_` draws until all weights are between its bounds, and reads from the GPU after each round
-whether a weight is not.
+That depends on values that it reads (torch 2.13). `trunc_normal_` draws until all weights are between its
+bounds, and reads from the GPU after each round whether a weight is not.
 """
 
 import sys
@@ -16,14 +16,14 @@ _MOST_FRAMES = 16  # between a read in Python and the dispatch mode that asks
 
 
 class Rejections(Struct):
-    """A counter of the drawing rounds of the current call of `trunc_normal_`."""
+    """A counter of the drawing rounds of `trunc_normal_`. It is for the current call."""
 
     rounds: int = 0  # rounds after the first of the current call
 
     def answer(self) -> bool | None:
-        """Return whether the current round probably rejects a weight, or None if no `trunc_normal_` runs.
+        """Return whether the current round of `trunc_normal_` probably rejects a weight.
 
-        Each call inside `trunc_normal_` counts one round.
+        If no `trunc_normal_` runs, None is returned. Each call inside `trunc_normal_` counts one round.
         """
         frame = _drawing_frame()
         if frame is None:

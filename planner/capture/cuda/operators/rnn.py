@@ -1,8 +1,8 @@
-"""Run recurrent layers as on CUDA, by one operator of cuDNN for all layers, directions and time steps.
+"""Run recurrent layers as on CUDA, by one operator of cuDNN.
 
-On the meta device, `lstm`, `gru` and `rnn` unroll into cells. ATen/native/RNN.cpp passes CUDA tensors to
-cuDNN; cudnn/RNN.cpp, which this module follows, calls cuDNN. Once `nn.LSTM` is on the GPU, its weights are
-views of one buffer (`flatten_parameters`).
+It runs all layers, directions and time steps. On the meta device, `lstm`, `gru` and `rnn` unroll into cells.
+ATen/native/RNN.cpp passes CUDA tensors to cuDNN; cudnn/RNN.cpp, which this module follows, calls cuDNN. Once
+`nn.LSTM` is on the GPU, its weights are views of one buffer (`flatten_parameters`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,10 +20,11 @@ aten = torch.ops.aten
 
 
 def flatten_weights(layer: nn.Module) -> Iterator[Tensor]:
-    """Move the weights of a recurrent layer into one buffer, as `flatten_parameters` does on a GPU.
+    """Move the weights of a recurrent layer into one buffer.
 
-    Yields the buffer once it is made; the weights' previous storages are released when the caller resumes.
-    For other modules, and for weights that cannot be flattened, nothing is yielded or changed.
+    `flatten_parameters` does the same on a GPU. Yields the buffer once it is made; the weights' previous
+    storages are released when the caller resumes. For other modules, and for weights that cannot be
+    flattened, nothing is yielded or changed.
     """
     if not isinstance(layer, nn.RNNBase) or not _is_whole(layer):
         return
@@ -34,7 +35,10 @@ def flatten_weights(layer: nn.Module) -> Iterator[Tensor]:
 
 
 def patches() -> Iterator[tuple[str, object]]:
-    """Yield the name of the method that flattens weights in a running loop, and its replacement."""
+    """Yield the name of the method that flattens weights, and its replacement.
+
+    The method is called in a running loop.
+    """
     yield "torch.nn.modules.rnn.RNNBase.flatten_parameters", _flatten_again
 
 
@@ -48,7 +52,7 @@ def _flatten_again(layer: Any) -> None:
 
 
 def _move_into(buffer: Tensor, weights: Sequence[Tensor]) -> None:
-    """Make weights views of successive parts of a buffer."""
+    """Make weights views of a buffer, one after the other."""
     offset = 0
     for weight in weights:
         weight.data = buffer.as_strided(weight.shape, weight.stride(), offset)
@@ -63,7 +67,10 @@ def _elements(layer: nn.RNNBase) -> int:
 
 
 def _can_flatten(layer: nn.RNNBase) -> bool:
-    """Return whether all weights are contiguous meta tensors, of one dtype that cuDNN supports."""
+    """Return whether all weights of a layer can be moved into one buffer.
+
+    They must be contiguous meta tensors of one dtype that cuDNN supports.
+    """
     weights = layer._flat_weights
     if layer.mode not in MODE_NUMBERS:
         return False
@@ -74,7 +81,7 @@ def _can_flatten(layer: nn.RNNBase) -> bool:
 
 
 def _is_whole(layer: nn.RNNBase) -> bool:
-    """Return whether the layer's weights can be flattened and have distinct storages."""
+    """Return whether a layer's weights can be flattened and share no storage."""
     weights: list[Any] = list(layer._flat_weights)
     return _can_flatten(layer) and len({w.untyped_storage()._cdata for w in weights}) == len(weights)
 
@@ -125,9 +132,10 @@ def _kernel(
 
 
 def _is_cudnn(x: Tensor, capability: tuple[int, int]) -> bool:
-    """Return whether cuDNN runs a recurrent layer for the input `x`, as `use_cudnn` of RNN.cpp decides.
+    """Return whether cuDNN runs a recurrent layer for the input `x`.
 
-    bfloat16 needs cuDNN 9.13, which is assumed, and capability 8.0 (detail/CUDAHooks.cpp).
+    The rule is `use_cudnn` of RNN.cpp. bfloat16 needs cuDNN 9.13, which is assumed, and capability 8.0
+    (detail/CUDAHooks.cpp).
     """
     if x.numel() == 0:
         return False
@@ -137,7 +145,10 @@ def _is_cudnn(x: Tensor, capability: tuple[int, int]) -> bool:
 def _run(
     mode: int, x: Tensor, hidden: Any, weights: Sequence[Tensor], biases: bool, options: tuple[Any, ...]
 ) -> Any:
-    """Call cuDNN's operator, with the weights' buffer if they share one (`_cudnn_impl`)."""
+    """Call cuDNN's operator for a recurrent layer.
+
+    It gets the buffer of the weights if they share one (`_cudnn_impl`).
+    """
     hx, cx = hidden if isinstance(hidden, (tuple, list)) else (hidden, None)
     width, projected = hx.shape[2], 0
     if cx is not None and cx.shape[2] != hx.shape[2]:
@@ -188,7 +199,10 @@ def gru_cell(
     input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, b_ih: Tensor | None = None,
     b_hh: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return a GRU cell's new state, and the workspace saved for the backward pass (native/cuda/RNN.cu)."""
+    """Return the new state of a GRU cell, and the workspace for the backward pass.
+
+    The workspace is saved (native/cuda/RNN.cu).
+    """
     return hx.new_empty(hx.shape), hx.new_empty((hx.shape[0], 5 * hx.shape[1]))
 
 
@@ -225,9 +239,10 @@ def cudnn_rnn(
     cx: Tensor | None, mode: int, hidden: int, projected: int, layers: int, batch_first: bool, p: float,
     train: bool, bidirectional: bool, batch_sizes: Sequence[int], dropout: Tensor | None,
 ) -> Any:  # fmt: skip
-    """Return the output, hidden state, cell state, reserve space and weight buffer of `_cudnn_rnn`.
+    """Run `_cudnn_rnn` and return its results.
 
-    The weight buffer is allocated if `buffer` is None.
+    They are output, hidden state, cell state, reserve space and weight buffer. The weight buffer is allocated
+    if `buffer` is None.
     """
     sizes = RnnSizes(mode, x.shape[-1], hidden, projected, layers, bidirectional)
     width, states = sizes.width * sizes.directions, layers * sizes.directions
@@ -254,9 +269,10 @@ def cudnn_rnn_backward(
     hidden: int, projected: int, layers: int, batch_first: bool, p: float, train: bool, bidirectional: bool,
     batch_sizes: Sequence[int], dropout: Tensor | None, reserve: Tensor, mask: Sequence[bool],
 ) -> Any:  # fmt: skip
-    """Return the gradients of a cuDNN layer's input, hidden state, cell state and weights.
+    """Return the gradients of a recurrent layer run by cuDNN.
 
-    The weights' gradients are views of one buffer. All gradients are None if no output has a gradient.
+    They are of the input, the hidden state, the cell state and the weights. The weights' gradients are views
+    of one buffer. All gradients are None if no output has a gradient.
     """
     if grad_output is None and grad_hy is None and grad_cy is None:
         return None, None, None, [None] * len(weight)

@@ -1,4 +1,4 @@
-"""Make optimizers and gradient clipping choose the same implementations on the meta device as on CUDA.
+"""Make optimizers and gradient clipping choose CUDA's implementations on the meta device.
 
 Multi-tensor kernels get addresses and sizes as kernel arguments, not in device memory
 (ATen/native/cuda/MultiTensorApply.cuh), and the fused optimizers allocate nothing
@@ -17,7 +17,10 @@ from planner.capture.cuda.threads import caller_frame
 
 
 def patches() -> Iterator[tuple[str, object]]:
-    """Yield names and replacements of functions that choose kernels by device or bypass dispatch modes."""
+    """Yield names and replacements of functions that optimizers call.
+
+    The functions choose kernels by device, or bypass dispatch modes.
+    """
     yield "torch.as_tensor", _recorded(torch.as_tensor)
     yield "torch.tensor", _recorded(torch.tensor)
     # torch/optim/optimizer.py takes foreach by default if all parameters are on such a device,
@@ -32,11 +35,12 @@ def patches() -> Iterator[tuple[str, object]]:
 
 
 def _recorded(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a version of a tensor factory whose results dispatch modes see if an optimizer calls it.
+    """Return a version of a tensor factory whose results dispatch modes see.
 
-    `plain` is `torch.tensor` or `torch.as_tensor`, which optimizers of torch and torchao call with a number.
-    On CUDA the tensor is made on the CPU and copied to the GPU; on the meta device it is made directly,
-    beneath all modes (`internal_new_from_data`, torch/csrc/utils/tensor_new.cpp).
+    They see the results only if an optimizer calls the factory. `plain` is `torch.tensor` or
+    `torch.as_tensor`, which optimizers of torch and torchao call with a number. On CUDA the tensor is made on
+    the CPU and copied to the GPU; on the meta device it is made directly, beneath all modes
+    (`internal_new_from_data`, torch/csrc/utils/tensor_new.cpp).
     """
 
     def make(data: Any, *args: Any, **kwargs: Any) -> Tensor:

@@ -1,8 +1,8 @@
-"""Plan optimizers of bitsandbytes and torchao, which use memory outside the caching allocator.
+"""Plan the optimizers of bitsandbytes and torchao.
 
-bitsandbytes keeps paged state in CUDA managed memory, and reads overrides for single parameters from a
-manager that is global to the process. torchao keeps parameters, gradients and state on the host, and
-compiles its steps (`torchao_optimizers`).
+They use memory outside the caching allocator. bitsandbytes keeps paged state in CUDA managed memory, and
+reads overrides for single parameters from a manager that is global to the process. torchao keeps parameters,
+gradients and state on the host, and compiles its steps (`torchao_optimizers`).
 """
 
 import sys
@@ -26,10 +26,10 @@ _BLOCKWISE = frozenset(("adam", "momentum", "rmsprop", "lion", "adagrad", "adema
 
 @contextmanager
 def optimizer_libraries(capability: tuple[int, int]) -> Iterator[OutsideMemory]:
-    """Replace functions of bitsandbytes' and torchao's optimizers, if imported, inside the context.
+    """Replace functions of bitsandbytes' and torchao's optimizers inside the context.
 
-    Yields the memory that their optimizers keep outside of the allocator, on a GPU of this compute
-    capability.
+    Libraries that are not imported are left alone. Yields the memory that their optimizers keep outside of
+    the allocator, on a GPU of this compute capability.
     """
     outside = OutsideMemory()
     with ExitStack() as stack:

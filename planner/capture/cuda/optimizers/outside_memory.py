@@ -1,4 +1,4 @@
-"""Count the memory of an optimizer outside of CUDA's caching allocator."""
+"""Count an optimizer's memory outside of CUDA's caching allocator."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,10 @@ _MIB = 2**20
 
 @dataclass(slots=True)
 class OutsideMemory:
-    """The optimizer state outside of the caching allocator, in bytes, and whether the optimizer compiles."""
+    """The bytes of optimizer state outside of the caching allocator.
+
+    `compiles` is whether the optimizer compiles.
+    """
 
     paged_bytes: int = 0  # state in CUDA managed memory, which the driver moves between GPU and host
     host_state_bytes: int = 0  # state in ordinary memory of the host

@@ -1,4 +1,7 @@
-"""Build the layer table of a job with torchinfo on the meta device, without a GPU, weights or data."""
+"""Build the layer table of a job with torchinfo on the meta device.
+
+No GPU, weights or data are needed.
+"""
 
 from math import prod
 from typing import Any
@@ -23,7 +26,7 @@ FIT_BATCHES = (2, 3, 7)  # the first two determine a line, the third confirms it
 
 
 def formula_counts(job: Job, batch: int, build: Build = build_model) -> Counts:
-    """Return the numbers of elements that the closed formula counts at a batch size.
+    """Return the closed formula's numbers of elements at a batch size.
 
     Raises as `build` and `layer_table` do.
     """
@@ -31,7 +34,7 @@ def formula_counts(job: Job, batch: int, build: Build = build_model) -> Counts:
 
 
 def affine_formula_counts(job: Job, build: Build = build_model) -> AffineCounts:
-    """Return the numbers of elements that the closed formula counts, as functions of the batch size.
+    """Return the closed formula's numbers of elements as affine functions of the batch size.
 
     Raises as `build` and `layer_table` do, and ModelError if the outputs are not affine in the batch size.
     """
@@ -46,9 +49,10 @@ def affine_formula_counts(job: Job, build: Build = build_model) -> AffineCounts:
 
 
 def layer_table(model: nn.Module, job: Job, batch: int) -> LayerTable:
-    """Return the calls of all modules in a forward pass in eval mode, as torchinfo lists them.
+    """Return torchinfo's list of the module calls in a forward pass.
 
-    The model's parameters are on the meta device. Raises ModelError if the model does not run.
+    The model is in eval mode, and its parameters are on the meta device. Raises ModelError if the model does
+    not run.
     """
     rows = summarize(model, job, batch).summary_list
     layers = tuple(
@@ -76,6 +80,9 @@ def summarize(model: nn.Module, job: Job, batch: int) -> Any:
 
 
 def error_line(error: BaseException) -> str:
-    """Return the type name of an error and the first line of its message, cut to 120 characters."""
+    """Return the type name of an error and the first line of its message.
+
+    The line is cut to 120 characters.
+    """
     first = (str(error).strip().splitlines() or [""])[0]
     return f"{type(error).__name__}: {first if len(first) <= 120 else first[:117] + '...'}"

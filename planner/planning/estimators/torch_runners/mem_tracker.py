@@ -1,4 +1,4 @@
-"""Estimate the peak memory of all live tensors with PyTorch's MemTracker, on fake CPU tensors.
+"""Estimate the peak memory of live tensors by running PyTorch's MemTracker on fake CPU tensors.
 
 Fake CUDA tensors need a GPU (torch 2.13). So the CPU's kernels decide which tensors attention and dropout
 keep, and sizes are not rounded up to blocks of 512 bytes, as MemTracker rounds on CUDA only. Without the
@@ -25,9 +25,10 @@ _TOTAL = "Total"
 
 
 def estimate_by_memtracker(job: Job, batch: int, build: Build = build_model) -> PeerEstimate:
-    """Run the job's steps under MemTracker, and return the bytes of each tensor category at the peak.
+    """Return the bytes of each tensor category at the peak that MemTracker observes.
 
-    Raises as `build` does, and ModelError if the model does not run on fake tensors or MemTracker refuses it.
+    MemTracker observes the job's steps. Raises as `build` does, and ModelError if the model does not run on
+    fake tensors or MemTracker refuses it.
     """
     model = build(job)
     try:
@@ -61,7 +62,10 @@ def _track(job: Job, batch: int, model: nn.Module) -> PeerEstimate:
 
 
 def replace_tensors(model: nn.Module, make: Callable[[Tensor], Tensor]) -> None:
-    """Replace every parameter and buffer of a model by the result of `make`; shared tensors stay shared."""
+    """Replace each parameter and buffer of a model by the tensor that `make` returns.
+
+    Tensors that modules share stay shared.
+    """
     made: dict[int, tuple[Tensor, Tensor]] = {}  # with the old tensor, so that no id is used again
     for module in model.modules():
         for held in (module._parameters, module._buffers):

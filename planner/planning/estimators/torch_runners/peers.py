@@ -38,10 +38,11 @@ def _run_memtracker(job: Job, batch: int, build: Build = build_model) -> PeerEst
 
 
 def estimate_by_torchinfo(job: Job, batch: int, build: Build = build_model) -> PeerEstimate:
-    """Return torchinfo's "Estimated Total Size": the sum of input, parameters, and doubled outputs.
+    """Return torchinfo's "Estimated Total Size" of a model.
 
-    Only the outputs of leaf modules with parameters count. The input size includes the few bytes of Python's
-    own storage objects. Raises as `build` does, and ModelError if the model does not run.
+    The size is the sum of input, parameters and twice the outputs. Only the outputs of leaf modules with
+    parameters count. The input size includes the few bytes of Python's own storage objects. Raises as `build`
+    does, and ModelError if the model does not run.
     """
     statistics = summarize(build(job), job, batch)
     return sum_of_layers(
@@ -53,11 +54,11 @@ def estimate_by_torchinfo(job: Job, batch: int, build: Build = build_model) -> P
 
 
 def estimate_by_torchsummary(job: Job, batch: int, build: Build = build_model) -> PeerEstimate:
-    """Return torchsummary 1.5.1's "Estimated Total Size": input, parameters, and twice the modules' outputs.
+    """Return torchsummary 1.5.1's "Estimated Total Size" of a model.
 
-    The model itself, `nn.Sequential` and `nn.ModuleList` do not count. torchsummary runs two samples and
-    replaces the first dimension of every output by the batch size. Raises as `build` does, and ModelError if
-    torchsummary itself fails.
+    The size is the sum of input, parameters and twice the modules' outputs. The model itself, `nn.Sequential`
+    and `nn.ModuleList` do not count. torchsummary runs two samples and replaces the first dimension of every
+    output by the batch size. Raises as `build` does, and ModelError if torchsummary itself fails.
     """
     model = build(job)
     outputs: list[int] = []
@@ -93,10 +94,11 @@ def estimate_by_torchsummary(job: Job, batch: int, build: Build = build_model) -
 
 
 def estimate_by_modelsize(job: Job, batch: int, build: Build = build_model) -> PeerEstimate:
-    """Return pytorch_modelsize's total: input, parameters, and twice the outputs of all modules in a chain.
+    """Return pytorch_modelsize's total for a chain of modules.
 
-    Each module runs on the output of the module before. Only the parameters of the last module count, as in
-    pytorch_modelsize's published figures. Raises as `build` does, and ModelError if the modules do not chain.
+    The total is the sum of input, parameters and twice the outputs of all modules. Each module runs on the
+    output of the module before. Only the parameters of the last module count, as in pytorch_modelsize's
+    published figures. Raises as `build` does, and ModelError if the modules do not chain.
     """
     model = build(job)
     chain = list(model.named_modules())[1:]
@@ -130,7 +132,10 @@ PEERS: Mapping[Method, Callable[[Job, int, Build], PeerEstimate]] = {
 
 @contextmanager
 def _failing_as(job: Job, who: str) -> Iterator[None]:
-    """Disable gradients inside the context, and raise any failure as a ModelError that begins with `who`."""
+    """Convert errors inside the context to ModelErrors about `who`.
+
+    Gradients are disabled inside the context.
+    """
     try:
         with torch.no_grad():
             yield

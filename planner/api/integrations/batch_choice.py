@@ -31,7 +31,7 @@ def split(samples: int, most: int, multiple: int = 1, fewest: int = 1) -> Split:
     `samples`, and among equals the split with the fewest micro-batches. So the product is exact if `samples`
     has a divisor between half of `most` and `most`.
     """
-    unit = multiple if min(samples, most) >= multiple else 1
+    unit = multiple if min(samples // fewest, most) >= multiple else 1
     needed = max(fewest, -(-samples // most))
     batches = {steps: min(most, samples // steps) for steps in range(fewest, min(2 * needed, samples) + 1)}
     candidates = [Split(batch - batch % unit, steps) for steps, batch in batches.items() if batch >= unit]

@@ -1,5 +1,7 @@
 """The batch size that hooks set, and the split of an effective batch."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given, strategies as st
 
@@ -23,6 +25,12 @@ from planner.errors import UsageError
 def test_split(samples: int, most: int, multiple: int, expected: Split) -> None:
     """The product is the effective batch where a divisor fits well, else the nearest below it."""
     assert split(samples, most, multiple) == expected
+
+
+@pytest.mark.parametrize("divide", [split, split_up])
+def test_several_micro_batches_may_be_smaller_than_the_multiple(divide: Callable[..., Split]) -> None:
+    """Eight samples in two micro-batches at least have no micro-batch of five."""
+    assert divide(8, 7, 5, 2) == Split(4, 2)
 
 
 @given(st.integers(2, 5000), st.integers(1, 600), st.sampled_from([1, 4, 8]))

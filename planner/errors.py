@@ -1,8 +1,8 @@
-"""The exceptions for everything that can go wrong for a user, with their exit codes.
+"""The exceptions for errors that a user can cause or fix.
 
-`planner.cli` turns them into one line on standard error in exactly one place. That a batch does not fit is a
-result (`program.Outcome`); only `planner.guard` raises an exception for it, when it refuses to start a
-training run.
+Each class has an exit code. `planner.cli` turns exceptions into one line on standard error in exactly one
+place. That a batch does not fit is a result (`program.Outcome`); only `planner.guard` raises an exception for
+it, when it refuses to start a training run.
 """
 
 from collections.abc import Iterator
@@ -12,10 +12,11 @@ from planner._support.printable import printable, shortened
 
 
 class PlannerError(Exception):
-    """Base class of the errors that a user can cause or fix, with a message of one line.
+    """Base class of the errors that a user can cause or fix.
 
-    The message names the problem, its place and the remedy. It may quote files and names that others wrote,
-    so it is shortened, and line breaks and control characters, which a terminal would obey, are escaped.
+    The message is one line, and names the problem, its place and the remedy. It may quote files and names
+    that others wrote, so it is shortened, and line breaks and control characters, which a terminal would
+    obey, are escaped.
     """
 
     exit_code = 1
@@ -37,27 +38,33 @@ class ModelError(PlannerError):
 
 
 class BatchTooLargeError(ModelError):
-    """The error for a batch size at which the model reads more values than a run on the CPU may hold."""
+    """The error for a batch size that makes a value read by the model too large.
+
+    A run on the CPU computes the values that a model reads, and bounds their size.
+    """
 
 
 class DataFileError(PlannerError):
-    """The error for a file (such as models.yaml or a saved trace) that is broken or inaccessible."""
+    """The error for a file that is broken or inaccessible. Examples are models.yaml and a saved trace."""
 
     exit_code = 4
 
 
 class NoGpuError(PlannerError):
-    """The error for a command that needs a GPU to measure on, on a machine without a GPU."""
+    """The error for a machine without a GPU, if a command needs a GPU."""
 
     exit_code = 5
 
 
 class DoesNotFitError(PlannerError):
-    """The error of `planner.guard` for a training run whose batch most likely does not fit its GPU."""
+    """The error of `planner.guard` for a batch that most likely does not fit the GPU."""
 
 
 def reason_of(error: BaseException) -> str:
-    """Return an error's message as one line, after the class name unless the error is a PlannerError."""
+    """Return an error's message as one line.
+
+    The class name precedes the message unless the error is a PlannerError.
+    """
     try:
         text = " ".join(str(error).split())[:300] or "no message"
     except Exception:  # the error's own code makes the message
@@ -66,9 +73,10 @@ def reason_of(error: BaseException) -> str:
 
 
 class UnsavedError(PlannerError):
-    """The error for a computed result that could not be saved; the attribute `result` holds the result.
+    """The error for a computed result that could not be saved.
 
-    The message and the exit code come from the error that prevented saving.
+    The attribute `result` holds the result. The message and the exit code come from the error that prevented
+    saving.
     """
 
     def __init__(self, cause: PlannerError, result: object) -> None:

@@ -1,7 +1,8 @@
-"""Compute the part of a GPU's memory that is left for the caching allocator, at a confidence.
+"""Compute the GPU memory that is left for the caching allocator.
 
-A run needs r times the memory that its replay needs at least. r is normal; residuals.py fits it to the
-outcomes of published runs of the job's kind, and likeness.py widens it. A batch fits if, with the confidence,
+A confidence from 0.5 to below 1 sets the margins. A run needs r times the memory that its replay needs at
+least. r is normal; residuals.py fits it to the outcomes of published runs of the job's kind, and likeness.py
+widens it. A batch fits if, with the confidence,
 
     context + r * need <= usable memory.
 
@@ -61,7 +62,7 @@ class Budget(Struct, frozen=True):
 
     @property
     def rooms(self) -> tuple[MemoryLimits, ...]:
-        """Return all memory limits under which a batch must fit, from the smallest to the largest."""
+        """Return the memory limits under which a batch must fit, the smallest first."""
         return (self.limits, *self.larger_limits)
 
     @property
@@ -174,10 +175,11 @@ def with_likeness(budget: Budget, likeness: Likeness) -> Budget:
 
 
 def _max_need(left: float, deviation: float, verdicts: Spread, z: float) -> float:
-    """Return the largest n with (1 + location) n + z hypot(deviation, scale n) <= left.
+    """Return the largest need of a replay that fits into `left` bytes with margins.
 
-    If z is at least 0, the result is at most `left`. If z is negative, 1 + location + z scale must be
-    positive. If |z| scale is at least 1 + location, the two deviations are added instead of `hypot`.
+    It is the largest n with (1 + location) n + z hypot(deviation, scale n) <= left. If z is at least 0, the
+    result is at most `left`. If z is negative, 1 + location + z scale must be positive. If |z| scale is at
+    least 1 + location, the two deviations are added instead of `hypot`.
     """
     mean = 1 + verdicts.location
     if left <= z * deviation:
@@ -229,7 +231,10 @@ def is_fitted(budget: Budget) -> bool:
 
 
 def process_bytes(budget: Budget, peak_reserved_bytes: int) -> int:
-    """Return the expected bytes that nvidia-smi shows for a process whose replay has this reserved peak."""
+    """Return the expected memory of a process in nvidia-smi, in bytes.
+
+    `peak_reserved_bytes` is the reserved peak of the process's replay.
+    """
     overhead, _, slope = _process_overhead(budget.device, budget.correction)
     return round(overhead + (slope or 1) * peak_reserved_bytes)
 

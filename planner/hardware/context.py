@@ -1,4 +1,6 @@
-"""Estimate the size of a CUDA context that was not measured, from the multiprocessors of the GPU.
+"""Estimate the size of a CUDA context from the GPU's multiprocessors.
+
+The estimate is for a context that was not measured.
 
     context = base + share * stacks,    stacks = 1 KiB for each thread that the GPU can hold at once.
 
@@ -46,6 +48,6 @@ def context_size(capability: tuple[int, int], sm_count: int) -> ContextSize:
 
 
 def typical_context() -> ContextSize:
-    """Return the estimated CUDA context of a typical GPU, with a deviation that covers the known GPUs."""
+    """Return the estimated CUDA context of a typical GPU. The deviation covers the known GPUs."""
     spread = hypot(SPREAD_MIB, STACKS_SHARE * TYPICAL_STACKS_SPREAD_MIB)
     return ContextSize(round(BASE_MIB + STACKS_SHARE * TYPICAL_STACKS_MIB), round(spread))

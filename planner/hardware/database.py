@@ -38,7 +38,7 @@ _Version = Annotated[int, Meta(ge=0, le=99)]
 
 
 class _Record(Struct, frozen=True, forbid_unknown_fields=True):
-    """The base class of the records in a device file, which refuse unknown keys."""
+    """Base class of the records in a device file. Records refuse unknown keys."""
 
 
 class _Figure(_Record, frozen=True, kw_only=True):
@@ -108,7 +108,7 @@ def load_devices(folder: Path = DEVICES_FOLDER) -> tuple[Device, ...]:
 
 
 def load_other_devices() -> tuple[Device, ...]:
-    """Read the GPUs of makers other than NVIDIA, for which less is modelled. Raises DataFileError."""
+    """Read the GPUs of makers other than NVIDIA. Raises DataFileError. Less is modelled for these GPUs."""
     return load_devices(OTHER_FOLDER)
 
 

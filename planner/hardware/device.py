@@ -39,7 +39,7 @@ class SourcedBytes(Struct, frozen=True):
 
 
 class SourcedValue(Struct, frozen=True):
-    """A number from the device database that is not a size, with its source."""
+    """A number other than a size, with its source. It comes from the device database."""
 
     value: float
     source: str
@@ -64,7 +64,7 @@ class Vendor(StrEnum):
 
 
 class ProductInfo(Struct, frozen=True):
-    """Facts that help to choose a GPU; the multiprocessors also decide the workspaces of some kernels."""
+    """Facts that help to choose a GPU. The multiprocessors also decide the workspaces of some kernels."""
 
     line: ProductLine
     multiprocessors: SourcedValue | None = None  # None if no source is known
@@ -139,7 +139,10 @@ def generic_context(capability: tuple[int, int], about: ProductInfo | None) -> S
 
 
 def generic_usable(total_bytes: int) -> SourcedBytes:
-    """Return torch's total for a GPU, estimated as nvidia-smi's total minus 398 MiB and 0.23 %."""
+    """Return the estimated total memory of a GPU in torch.
+
+    It is nvidia-smi's total minus 398 MiB and 0.23 %.
+    """
     reserved_bytes = DRIVER_MIB * MIB + round(DRIVER_SHARE * total_bytes)
     source = f"total less {DRIVER_MIB} MiB and {DRIVER_SHARE:.2%}: the known cards' line"
     spread_bytes = DRIVER_SPREAD_MIB * MIB
@@ -161,7 +164,7 @@ def generic_device(total_mib: int) -> Device:
 
 
 def unlimited_device() -> Device:
-    """Return a GPU of unlimited memory with the generic context, for an estimate that names no GPU."""
+    """Return a GPU of unlimited memory, for an estimate that names no GPU. The context is generic."""
     endless = SourcedBytes(UNLIMITED_BYTES, "no GPU given", kind=FigureKind.USER)
     return _ampere("unlimited", endless, endless)
 

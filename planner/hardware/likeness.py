@@ -55,7 +55,7 @@ class Departure(Struct, frozen=True):
 
 
 class Likeness(Struct, frozen=True):
-    """The published runs that a job resembles, and how the job differs from them."""
+    """The published runs that a job resembles, and the differences from them."""
 
     kind: RunKind = RunKind.FIXED
     lengths: Lengths = Lengths.FIXED
@@ -92,9 +92,9 @@ class Margins(Struct, frozen=True):
 
 
 def margins_of(likeness: Likeness) -> Margins:
-    """Return the margins of the published runs that a job resembles, widened by the job's departures.
+    """Return the margins of published runs, widened by the job's departures.
 
-    Raises DataFileError.
+    The runs are of the kind that the job resembles. Raises DataFileError.
     """
     published = load_residuals()
     own = published.kinds[likeness.kind]
@@ -143,9 +143,10 @@ def kind_of(job: Job, trace: Trace) -> RunKind:
 
 
 def kind_without_trace(job: Job) -> RunKind:
-    """Return the kind of run that a job's options imply: TEXTS if lengths vary, else CONVOLUTIONS.
+    """Return the kind of run that a job's options imply.
 
-    If the options do not say whether lengths vary, they vary if an input is a sequence of integers.
+    It is TEXTS if lengths vary, else CONVOLUTIONS. If the options do not say whether lengths vary, they vary
+    if an input is a sequence of integers.
     """
     if job.samples.lengths is not None:
         return RunKind.TEXTS if job.samples.lengths is Lengths.VARYING else RunKind.CONVOLUTIONS
@@ -176,7 +177,7 @@ def _weight_of_part(part: float) -> float:
 
 
 def part_of_convolutions(trace: Trace) -> float:
-    """Return the fraction of the bytes of activations and temporary blocks that convolutions allocate."""
+    """Return the share of convolutions in the bytes of activations and temporary blocks."""
     numbers = {number for number, site in enumerate(trace.sites) if site.op in _CONVOLUTIONS}
     own = every = 0
     for event in trace.events:
@@ -263,10 +264,10 @@ def _of_answers(job: Job, trace: Trace, has_volumes: bool) -> Iterator[Departure
 
 
 def departures_by_share(uncounted: float, far: float, part: float) -> Iterator[Departure]:
-    """Yield departures for convolutions with no known workspace, or a workspace of a dissimilar convolution.
+    """Yield departures for convolutions with unknown or doubtful workspaces.
 
-    `uncounted` and `far` are the shares of both groups in all convolutions, `part` is the result of
-    `part_of_convolutions`.
+    A workspace is doubtful if it comes from a dissimilar convolution. `uncounted` and `far` are the shares of
+    both groups in all convolutions, `part` is the result of `part_of_convolutions`.
     """
     of_convolutions = _weight_of_part(part)
     if weight := round(uncounted * of_convolutions, 2):

@@ -1,4 +1,7 @@
-"""Describe the GPU of this machine as a device, for `--gpu auto` and for runs that were measured here."""
+"""Describe the GPU of this machine as a `Device`.
+
+The device serves `--gpu auto` and runs that were measured here.
+"""
 
 from contextlib import ExitStack
 from importlib import import_module

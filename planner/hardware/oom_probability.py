@@ -1,4 +1,7 @@
-"""Estimate the probability that a batch runs out of memory, by the margins of runs that the job resembles."""
+"""Estimate the probability that a batch runs out of memory.
+
+The estimate uses the margins of runs that the job resembles.
+"""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -64,9 +67,10 @@ def _probability_of_failures(budget: Budget, known: Sequence[tuple[float, bool]]
 
 
 def oom_probability_at(budget: Budget, need_bytes: float) -> float:
-    """Return the probability that a run runs out of memory if its replay needs at least `need_bytes`.
+    """Return the probability that a run runs out of memory.
 
-    The result is the larger of the probabilities of exceeding the GPU and the cap, as one error causes both.
+    Its replay needs at least `need_bytes`. The result is the larger of the probabilities of exceeding the GPU
+    and the cap, as one error causes both.
     """
     verdicts = margins_of(budget.likeness).verdicts
     probabilities = [0.0]

@@ -50,7 +50,7 @@ class Spread(Struct, frozen=True):
 
 
 class KindSettings(Struct, frozen=True):
-    """The settings among the runs of one kind; a job with a different setting has wider margins."""
+    """The settings among the runs of one kind. A job with a different setting has wider margins."""
 
     precisions: tuple[str, ...]
     cudnn_benchmark: tuple[bool, ...]
@@ -59,7 +59,7 @@ class KindSettings(Struct, frozen=True):
 
 
 class Residuals(Struct, frozen=True):
-    """The residuals of the published runs of one kind, without a calibration."""
+    """The residuals of published runs of one kind. The runs have no calibration."""
 
     runs: str  # a text that says which runs these are
     peaks: int  # number of processes whose peak is known

@@ -1,4 +1,4 @@
-"""Read the names of the database's GPUs in the vocabularies of schedulers, from devices/names/*.yaml."""
+"""Read the names that schedulers give to GPUs, from devices/names/*.yaml."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -34,7 +34,7 @@ _APPLE = re.compile(r"(apple)?m[1-9](pro|max|ultra)?(\d+gb)?|(apple)?mps|(apple)
 
 
 def refuse_apple(key: str) -> None:
-    """Raise UsageError if the key of a GPU (`device_key`) names a GPU of Apple."""
+    """Raise UsageError if a GPU's `device_key` names a GPU of Apple."""
     if _APPLE.fullmatch(key):
         raise UsageError(
             "Apple's GPUs are not planned: torch's MPS allocator takes memory in heaps of Metal, shared with "

@@ -1,4 +1,7 @@
-"""Jobs: models, inputs and options as users write them, parsed, checked and completed."""
+"""Parse, check and complete jobs.
+
+A job has a model, inputs and options, as users write them.
+"""
 
 from planner._support.lazy_exports import attach_stub
 

@@ -1,4 +1,7 @@
-"""The table of combinations of options that are refused, which docs/limits.md repeats."""
+"""Check a job against the table of refused combinations of options.
+
+docs/limits.md repeats the table.
+"""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

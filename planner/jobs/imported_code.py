@@ -50,7 +50,10 @@ class ImportedCode:
                 self.classes |= {name: made for name, made in renamed.items() if name}
 
     def base(self, expression: ast.expr) -> ast.ClassDef | None:
-        """Return the class that a base of a class names, or None if the imported files do not define it."""
+        """Return the class that a base expression names, or None if the files do not define it.
+
+        The files are the imported files.
+        """
         root = expression
         while isinstance(root, ast.Attribute):
             root = root.value
@@ -60,7 +63,7 @@ class ImportedCode:
 
 
 def _imported_files(tree: ast.Module, folders: Sequence[Path]) -> Iterator[tuple[Path, str]]:
-    """Yield the existing files in `folders` that a file imports at its top level, with their local names."""
+    """Yield the files in `folders` that a file imports at top level, with their local names."""
     for node in tree.body:
         if isinstance(node, ast.Import):
             modules = [(one.name, (one.asname or one.name).partition(".")[0]) for one in node.names]

@@ -1,4 +1,7 @@
-"""The data type of a job: the model, its inputs, the loss, the optimizer and the training loop."""
+"""The data type of a job and its parts.
+
+The parts include the model, the inputs, the loss, the optimizer and the training loop.
+"""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -108,11 +111,11 @@ class ClipGradients(StrEnum):
 
 
 class TensorSpec(Struct, frozen=True):
-    """The shape and type of one sample of a tensor, without the batch dimension.
+    """The shape and dtype of a tensor in one sample.
 
-    `str` gives its text: `3x224x224`, `128:int64`, `scalar:int64`, `input_ids=128:int64` (a keyword input),
-    `batch.image=3x224x224` (an entry of an input; `planner.jobs.nested` describes the other forms),
-    `16..1024:int64` (samples of varying sizes).
+    The batch dimension is left out. `str` gives its text: `3x224x224`, `128:int64`, `scalar:int64`,
+    `input_ids=128:int64` (a keyword input), `batch.image=3x224x224` (an entry of an input;
+    `planner.jobs.nested` describes the other forms), `16..1024:int64` (samples of varying sizes).
     """
 
     shape: tuple[int, ...]
@@ -162,7 +165,7 @@ CUDNN_OF_FILES = (INSTALLED, STORED, PUBLISHED)
 
 
 class ModelSpec(Struct, frozen=True):
-    """The module that a process builds, and the changes made to the module before it runs."""
+    """The module that a process builds, and the changes made to it before it runs."""
 
     name: str  # as given by the user: a catalogue name, SOURCE:NAME or FILE.py:NAME
     source: str = ""  # SOURCE:NAME or FILE.py:NAME of a catalogue name; empty if `name` has that form
@@ -254,9 +257,10 @@ class Environment(Struct, frozen=True):
 
 
 class Job(Struct, frozen=True):
-    """A training or inference process, described by all settings that affect memory, without the batch size.
+    """A training or inference process, without the batch size.
 
-    `JOB_FIELDS` maps the names in options, YAML and JSON to the fields of the job's parts.
+    It consists of all settings that affect memory. `JOB_FIELDS` maps the names in options, YAML and JSON to
+    the fields of the job's parts.
     """
 
     model: ModelSpec
@@ -267,11 +271,14 @@ class Job(Struct, frozen=True):
 
     @classmethod
     def create(cls, model: str, **values: Any) -> Self:
-        """Return a job for a model, with values of other fields given by their names in `JOB_FIELDS`."""
+        """Return a job for a model, with other fields set to `values`.
+
+        The names of fields are from `JOB_FIELDS`.
+        """
         return cls(ModelSpec(model)).replace(**values)
 
     def replace(self, **values: Any) -> Self:
-        """Return a copy of the job with new values of fields, given by their names in `JOB_FIELDS`."""
+        """Return a copy of the job with new values of fields. The names of fields are from `JOB_FIELDS`."""
         changes: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
             field = JOB_FIELDS[name]
@@ -284,7 +291,7 @@ class Job(Struct, frozen=True):
         return getattr(getattr(self, field.part), field.name)
 
     def has_default(self, name: str) -> bool:
-        """Return whether a field, given by its name in `JOB_FIELDS`, has its default value."""
+        """Return whether a field has its default value. `name` is the field's name in `JOB_FIELDS`."""
         return bool(self.value(name) == Job.create("").value(name))
 
 
@@ -322,5 +329,5 @@ class ModelName(NamedTuple):
 
 
 def is_cudnn_of_files(where: str) -> bool:
-    """Return whether a value of `Environment.cudnn` is allowed in files, which must not name a folder."""
+    """Return whether files may contain a value of `Environment.cudnn`. Files must not name a folder."""
     return where in ("", *CUDNN_OF_FILES)

@@ -1,9 +1,10 @@
-"""Build nested arguments (dicts, tuples and lists of tensors) from the names of their tensors.
+"""Build nested arguments from the names of their tensors.
 
-`images=3x224x224` is the argument `images`, `batch.image=...` the entry "image" of the dict `batch`,
-`pair.0=...` an item of the tuple `pair`, and `pair[0]=...` an item of the list `pair`. A number at the
-beginning is the position of an argument without a name: `0.image=...` is an entry of the first argument. A
-target is named the same way, without an argument at the beginning.
+Nested arguments are dicts, tuples and lists of tensors. `images=3x224x224` is the argument `images`,
+`batch.image=...` the entry "image" of the dict `batch`, `pair.0=...` an item of the tuple `pair`, and
+`pair[0]=...` an item of the list `pair`. A number at the beginning is the position of an argument without a
+name: `0.image=...` is an entry of the first argument. A target is named the same way, without an argument at
+the beginning.
 """
 
 import re
@@ -47,7 +48,7 @@ def nest_inputs(named: Iterable[tuple[str | None, T]]) -> tuple[tuple[Any, ...],
 
 
 def nest_target(named: Iterable[tuple[str | None, T]]) -> Any:
-    """Return the target of a loss, built from named tensors, or None if `named` is empty.
+    """Return the target of a loss from named tensors, or None if `named` is empty.
 
     Raises UsageError if a name is missing or names conflict.
     """
@@ -60,7 +61,7 @@ def nest_target(named: Iterable[tuple[str | None, T]]) -> Any:
 
 
 def check_nesting(job: Job) -> None:
-    """Raise UsageError if the inputs or targets of a job cannot be nested by their names."""
+    """Raise UsageError if the names of a job's inputs or targets do not nest."""
     for what, specs, nest in (
         ("--input", job.samples.inputs, nest_inputs),
         ("--target", job.samples.targets, nest_target),
@@ -73,10 +74,10 @@ def check_nesting(job: Job) -> None:
 
 
 def batch_of_specs(job: Job, make: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-    """Return a job's positional inputs, keyword inputs and target, with each tensor made by `make`.
+    """Return a job's positional inputs, keyword inputs and target.
 
-    `make` is called for positional inputs first, then for keyword inputs, then for targets. The target is
-    None if the job has none, or if the mode is neither `TRAIN` nor `STEP`.
+    `make` makes each tensor. `make` is called for positional inputs first, then for keyword inputs, then for
+    targets. The target is None if the job has none, or if the mode is neither `TRAIN` nor `STEP`.
     """
     ordered = sorted(enumerate(job.samples.inputs), key=lambda place: place[1].keyword is not None)
     made = {place: make(spec) for place, spec in ordered}
@@ -89,9 +90,9 @@ def batch_of_specs(job: Job, make: Any) -> tuple[tuple[Any, ...], dict[str, Any]
 
 
 def _path(name: str, head: bool) -> tuple[_Key, ...]:
-    """Split a tensor's name into keys; if `head` is true, the name begins with an argument.
+    """Return the keys in a tensor's name.
 
-    `parse_tensor_spec` must have accepted the name.
+    If `head` is true, the name begins with an argument. `parse_tensor_spec` must have accepted the name.
     """
     steps = re.findall(r"\[([0-9]+)\]|([^.\[\]]+)", name)
     keys = [_Key(list, int(item)) if item else _plain_key(key) for item, key in steps]
@@ -105,7 +106,10 @@ def _plain_key(key: str) -> _Key:
 
 
 def _build(rows: Sequence[_Row[T]], where: str) -> Any:
-    """Build a nested value from pairs of path and value; `where` names the nested value in errors."""
+    """Return the nested value built from pairs of path and value.
+
+    `where` names the nested value in errors.
+    """
     if any(not path for path, _ in rows):
         if len(rows) > 1:
             raise UsageError(

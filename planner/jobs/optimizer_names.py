@@ -71,7 +71,10 @@ def optimizer_runs_code(optimizer: Optimizer | str) -> bool:
 
 
 def optimizer_library(optimizer: Optimizer | str) -> str:
-    """Return the top-level package of an optimizer's dotted name, or "" for torch or another kind of name."""
+    """Return the top-level package of a dotted optimizer name, or "" for torch.
+
+    Other kinds of names also give "".
+    """
     if isinstance(optimizer, Optimizer) or is_optimizer_file(optimizer):
         return ""
     package = optimizer.partition(".")[0]

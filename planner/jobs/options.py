@@ -1,7 +1,8 @@
-"""The table of a job's options, each declared once, with its field of a `Job` and its keyword in Python.
+"""The table of a job's options.
 
-The options of the command line, the keys of YAML files, the JSON of `job`, shell completion, and the options
-that each `--method` supports follow from this table.
+Each option is declared once, with its field of a `Job` and its keyword in Python. The options of the command
+line, the keys of YAML files, the JSON of `job`, shell completion, and the options that each `--method`
+supports follow from this table.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,7 +42,7 @@ class OptionKind(Enum):
 
 
 class JobOption(NamedTuple):
-    """The declaration of one option; `name` is its key everywhere, with dashes on the command line."""
+    """The declaration of one option. `name` is its key everywhere, with dashes on the command line."""
 
     name: str
     kind: OptionKind
@@ -83,7 +84,7 @@ class JobOption(NamedTuple):
         return checked if self.choices is None else choose(self.choices, checked, where)
 
     def write(self, value: Any) -> Any:
-        """Convert a value of `Job` to the form that users give; `read` is the inverse."""
+        """Convert a value of `Job` to the form that users give. `read` is the inverse."""
         return argument_texts(value) if self.kind is OptionKind.ARGUMENTS else value
 
 
@@ -112,7 +113,7 @@ _LOOP = ("memtracker",)
 
 
 def _option(name: str, help: str, metavar: str | None = None, **more: Any) -> JobOption:
-    """Return a `JobOption` for a field of a job, with the kind and choices from the field's annotation."""
+    """Return a `JobOption` for a field of a job. The field's annotation decides the kind and the choices."""
     hint = JOB_FIELDS[name].annotation
     choices: Any = next((kind for kind in (hint, *get_args(hint)) if isinstance(kind, EnumMeta)), None)
     kind = _KINDS.get(hint, OptionKind.TEXT if "parse" in more else OptionKind.CHOICE)
@@ -358,11 +359,11 @@ FIELD_OPTIONS: Mapping[str, JobOption] = MappingProxyType(
 
 
 def reset_options(job: Job, *, where: Callable[[JobOption], bool]) -> Job:
-    """Return the job with default values for the options for which `where` returns true."""
+    """Return the job with defaults for all options for which `where` is true."""
     return copy_options(Job.create(""), job, where=where)
 
 
 def copy_options(source: Job, job: Job, *, where: Callable[[JobOption], bool]) -> Job:
-    """Return `job` with the values of `source` for the options for which `where` returns true."""
+    """Return `job` with some options of `source`. The options are those for which `where` returns true."""
     names = [name for name, option in FIELD_OPTIONS.items() if where(option)]
     return job.replace(**{name: source.value(name) for name in names})

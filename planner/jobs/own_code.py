@@ -44,9 +44,10 @@ class CodeKind(Enum):
 
 
 def kind_of_code(name: str, given: Collection[str] = ()) -> CodeKind:
-    """Return the kind of FILE.py:NAME; `given` are the names of the arguments that it is called with.
+    """Return the kind of FILE.py:NAME.
 
-    Raises UsageError for a function that needs no arguments and returns nothing.
+    `given` are the names of the arguments in the call of FILE.py:NAME. Raises UsageError for a function that
+    needs no arguments and returns nothing.
     """
     path = Path(name.rpartition(":")[0])
     tree = parse_file(path)
@@ -79,11 +80,14 @@ class _File:
 
     @cached_property
     def _elsewhere(self) -> ImportedCode:
-        """Return the classes of the user's other files that the file imports, directly or indirectly."""
+        """Return the classes that the file imports from the user's other files.
+
+        Indirect imports count too.
+        """
         return ImportedCode(self._tree, list(dict.fromkeys((self._folder, Path()))))
 
     def _name_in_library(self, name: str) -> str:
-        """Return the name in transformers or TRL of an object that the file uses, or "" for other objects.
+        """Return an object's name in transformers or TRL, or "" for other objects.
 
         After a star import from one of the two, every name that the file neither defines nor imports counts
         as a name of that library.
@@ -112,7 +116,7 @@ class _File:
         return self._kind_of_results(function)
 
     def _kind_of_object(self, name: str, method: str, where: str) -> CodeKind:
-        """Return the kind of an object that the file makes at its top level, or MODEL for any other name.
+        """Return the kind of an object made at the file's top level, or MODEL for any other name.
 
         Raises UsageError for a method of an object that trains.
         """
@@ -128,7 +132,10 @@ class _File:
         return CodeKind.MODEL
 
     def check(self, name: str, where: str) -> None:
-        """Raise UsageError if the file lacks `name`, or if a class has a training method but no `forward`."""
+        """Raise UsageError if a name cannot be a model.
+
+        The file lacks `name`, or the class has a training method but no `forward`.
+        """
         node = self._classes.get(name)
         methods = {} if node is None else self._methods(node)
         steps = [one for one in _STEP_NAMES if one in methods and _required(methods[one], ("self",))]
@@ -154,7 +161,10 @@ class _File:
         return {one.name: one for each in family for one in each.body if isinstance(one, _Function)}
 
     def _kind_of_method(self, node: ast.ClassDef, name: str) -> CodeKind:
-        """Return STEP if `name` is an instance method that needs an argument besides `self`, else MODEL."""
+        """Return STEP if a method may be a training step, else MODEL.
+
+        A step is an instance method that needs an argument besides `self`.
+        """
         method = self._methods(node).get(name)
         if method is None or not _required(method, ("self",)):
             return CodeKind.MODEL
@@ -191,10 +201,10 @@ class _File:
         return kinds.pop() if len(kinds) == 1 else CodeKind.MODEL
 
     def _kind_of_value(self, value: ast.expr, function: _Function, callers: tuple[str, ...]) -> CodeKind:
-        """Return the `CodeKind` of a value that a function returns, by following names and calls.
+        """Return the kind of a value that a function returns.
 
-        The value may be an instance of a class, a nested function, or the result of another function of the
-        file. Adapters of peft do not change the kind.
+        Names and calls are followed. The value may be an instance of a class, a nested function, or the
+        result of another function of the file. Adapters of peft do not change the kind.
         """
         if isinstance(value, ast.Call) and last_name(value.func) == "get_peft_model" and value.args:
             return self._kind_of_value(value.args[0], function, callers)
@@ -235,7 +245,7 @@ def _assigned(nodes: Iterable[ast.AST]) -> Iterator[tuple[list[ast.expr], ast.ex
 
 
 def _names_of(tree: ast.Module) -> Iterator[str]:
-    """Yield the names that a file assigns, defines or imports anywhere; `*` for a star import."""
+    """Yield the names that a file assigns, defines or imports anywhere. A star import gives `*`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
@@ -246,7 +256,7 @@ def _names_of(tree: ast.Module) -> Iterator[str]:
 
 
 def _imported_from_libraries(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Yield, for each object used from transformers or TRL, the local name and the name in the library."""
+    """Yield the local and the library's name of each object from transformers or TRL."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in _LIBRARIES:
             yield from ((one.asname or one.name, one.name) for one in node.names)

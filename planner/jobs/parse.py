@@ -67,22 +67,22 @@ _SIZES = r"[0-9]+(\.\.[0-9]+)?(x[0-9]+(\.\.[0-9]+)?)*"
 
 
 def _sides(ranges: Iterable[tuple[str, str, str]]) -> tuple[list[str], list[str]]:
-    """Return the lower and the upper ends of ranges; a single size is both ends."""
+    """Return the lower and the upper ends of ranges. A single size is both ends."""
     pairs = [(low, high or low) for low, _, high in ranges]
     return [low for low, _ in pairs], [high for _, high in pairs]
 
 
 def _is_path(text: str) -> bool:
-    """Return whether a text names an argument, or a tensor in an argument, as in `0.mask` or `pair[1]`."""
+    """Return whether a text names an argument or a tensor inside it. Examples are `0.mask` and `pair[1]`."""
     head, rest = re.fullmatch(r"([^.\[]*)(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]
     is_head = is_argument_name(head) or re.fullmatch(r"[0-9]{1,3}", head) is not None
     return is_head and re.fullmatch(r"(\.[\w-]{1,100}|\[[0-9]{1,3}\])*", rest) is not None
 
 
 def parse_arguments(given: Mapping[str, Any] | str | Sequence[str], flag: str) -> Arguments:
-    """Convert arguments, given as a mapping or as texts KEY=VALUE, to pairs of name and value.
+    """Return arguments as pairs of name and value.
 
-    `flag` is the option that errors name. Raises UsageError.
+    The arguments are a mapping or texts KEY=VALUE. `flag` is the option that errors name. Raises UsageError.
     """
     if isinstance(given, Mapping):
         values = {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
@@ -111,9 +111,10 @@ def _argument_text(value: Any) -> str:
 
 
 def parse_model_arg(text: str, flag: str = "--model-arg") -> tuple[str, Any]:
-    """Parse `KEY=VALUE` to a keyword and its value, a YAML scalar, `None` or a list; lists become tuples.
+    """Parse `KEY=VALUE` to a keyword and its value.
 
-    `flag` is the option that errors name. Raises UsageError.
+    The value is a YAML scalar, `None` or a list; lists become tuples. `flag` is the option that errors name.
+    Raises UsageError.
     """
     import yaml  # imported late: 25 ms, needed by few commands
 
@@ -134,7 +135,7 @@ def parse_model_arg(text: str, flag: str = "--model-arg") -> tuple[str, Any]:
 
 
 def parse_peft_method(text: str) -> str:
-    """Return the name of a peft method in lower case with underscores, without checking that it exists."""
+    """Return the name of a peft method in lower case with underscores. Its existence is not checked."""
     name = text.strip().lower().replace("-", "_")
     if name and not name.isidentifier():
         raise UsageError(f"--peft: {shown(text)} is no method of peft; write one such as lora")
@@ -142,10 +143,10 @@ def parse_peft_method(text: str) -> str:
 
 
 def freeze(value: object) -> object:
-    """Convert lists to tuples, so that a `Job` is hashable; refuse all but scalars and lists.
+    """Convert lists to tuples, so that a `Job` is hashable.
 
-    A text such as `1e-3`, which YAML 1.1 reads as a string, becomes a number. Raises UsageError, also for
-    nan.
+    Only scalars and lists are accepted. A text such as `1e-3`, which YAML 1.1 reads as a string, becomes a
+    number. Raises UsageError, also for nan.
     """
     if isinstance(value, list):
         return tuple(freeze(item) for item in value)
@@ -230,7 +231,7 @@ def is_argument_name(text: str) -> bool:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return up to three of `names` similar to `name`, joined by commas, or "" if no name is similar."""
+    """Return up to three similar names, joined by commas, or "" if no name is similar."""
     import difflib  # imported late: only for mistakes
 
     spelled = {spelling.lower(): spelling for spelling in names}
@@ -238,7 +239,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def kind_text(value: object) -> str:
-    """Return the name of a value's class with its article, such as "an int"."""
+    """Return the name of a value's class with its article. An example is "an int"."""
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
 

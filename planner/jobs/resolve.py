@@ -51,9 +51,9 @@ def resolve_job(model: str, catalogue: Mapping[str, CatalogueEntry], **options: 
 
 
 def default_job(model: str, source: str, given: Collection[str] = ()) -> Job:
-    """Return the job of a model with the defaults of its source; the job's inputs may be empty.
+    """Return the job of a model with the defaults of its source.
 
-    `given` are the names of the arguments for its constructor.
+    The job's inputs may be empty. `given` are the names of the arguments for its constructor.
     """
     job = Job.create(model=model, source=source)
     if _is_of(job, "file"):
@@ -79,9 +79,9 @@ def default_job(model: str, source: str, given: Collection[str] = ()) -> Job:
 
 
 def defaults_of_code(name: str, given: Collection[str]) -> dict[str, Any]:
-    """Return the fields of a job that follow from the code of FILE.py:NAME, such as the mode.
+    """Return the fields of a job that follow from the code of FILE.py:NAME.
 
-    `given` are the names of the arguments that FILE.py:NAME is called with.
+    An example is the mode. `given` are the names of the arguments that FILE.py:NAME is called with.
     """
     kind = kind_of_code(name, given)
     if kind in (CodeKind.STEP, CodeKind.STEP_FUNCTION):
@@ -105,12 +105,15 @@ def _imports_monai(model: str) -> bool:
 
 
 def trains_itself(job: Job) -> bool:
-    """Return whether the model's code runs the training step, or provides its loss and optimizer."""
+    """Return whether the model's code decides the training.
+
+    It runs the training step, or provides the loss and the optimizer.
+    """
     return job.loop.mode is Mode.STEP or (job.loop.mode is Mode.TRAIN and job.loop.loss is Loss.TRAINING_STEP)
 
 
 def is_completed_by_library(job: Job) -> bool:
-    """Return whether the model's library knows the inputs, so that a job may lack them."""
+    """Return whether the model's library knows the inputs. If so, the job may lack the inputs."""
     return any(_is_of(job, source) for source in ("hf", "timm", "diffusers", "nnunet"))
 
 
@@ -164,7 +167,7 @@ def merge_job(base: Job, options: Mapping[str, Any]) -> Job:
 
 
 def evaluated_job(job: Job) -> Job:
-    """Return the job with the evaluation's inputs, if given, as its inputs, and with the target resized."""
+    """Return the job with the inputs of the evaluation, if given. The target is resized for these inputs."""
     if not job.loop.eval_input:
         return job
     inputs = tuple(map(parse_tensor_spec, job.loop.eval_input))
@@ -183,7 +186,10 @@ def check_evaluated(job: Job) -> None:
 
 
 def _resized(base: Job, inputs: Sequence[TensorSpec]) -> TensorSpec | None:
-    """Return a job's target for new inputs, resized if it had the spatial size of the first input."""
+    """Return a job's target for new inputs.
+
+    The target is resized if it had the spatial size of the first input.
+    """
     if base.samples.target is None or not base.samples.inputs:
         return base.samples.target
     target, old, new = base.samples.target.shape, base.samples.inputs[0].shape, inputs[0].shape
@@ -199,18 +205,19 @@ def _resized(base: Job, inputs: Sequence[TensorSpec]) -> TensorSpec | None:
 
 
 def default_impl(optimizer: Optimizer | str) -> OptimizerImpl:
-    """Return the implementation that torch uses on CUDA by default: for-loop for Adafactor, else foreach.
+    """Return the default implementation of an optimizer in torch on CUDA.
 
-    Adafactor is chosen to save memory (torch/optim/_adafactor.py).
+    It is for-loop for Adafactor, else foreach. Adafactor is chosen to save memory
+    (torch/optim/_adafactor.py).
     """
     return OptimizerImpl.FOR_LOOP if optimizer is Optimizer.ADAFACTOR else OptimizerImpl.FOREACH
 
 
 def complete_job(job: Job) -> Job:
-    """Check a job, and return the job without targets that its mode and loss do not use.
+    """Check a job, and return it without unused targets.
 
-    The targets of a `training_step` are moved to the inputs. Raises UsageError if the job is incomplete or
-    not planned.
+    The mode and the loss decide whether targets are used. The targets of a `training_step` are moved to the
+    inputs. Raises UsageError if the job is incomplete or not planned.
     """
     if job.loop.mode is Mode.GENERATE and not job.loop.new_tokens:
         raise UsageError(
@@ -283,13 +290,16 @@ def _example_of(job: Job) -> str:
 
 
 def _returns_its_loss(job: Job) -> bool:
-    """Return whether the source of a user's file shows that the file creates a model of transformers."""
+    """Return whether a user's file creates a model of transformers. The file's source decides."""
     name = split_model(job.model.origin).name
     return _is_of(job, "file") and kind_of_code(name, dict(job.model.args)) is CodeKind.TRANSFORMERS
 
 
 def _check_own_code(job: Job) -> None:
-    """Raise UsageError if a user's file does not exist, lacks the given name, or names no model."""
+    """Raise UsageError if a user's file has no such model.
+
+    The file may not exist, lack the name, or name no model.
+    """
     if _is_of(job, "file"):
         check_code(split_model(job.model.origin).name)
 
@@ -331,7 +341,7 @@ def _without_training(base: Job, given: Mapping[str, Any]) -> Job:
 
 
 def _refuse_changed(job: Job, names: Sequence[str], what: str) -> None:
-    """Raise UsageError if one of the named options, which the model's code decides, was changed."""
+    """Raise UsageError if one of the named options was changed. The model's code decides the options."""
     for name in names:
         if not job.has_default(name):
             raise UsageError(f"{FIELD_OPTIONS[name].flag}: {job.model.name}: {what} decides that; remove it")

@@ -15,7 +15,10 @@ from planner.jobs.job import Loss
 
 
 class Sample(Struct, frozen=True):
-    """One sample's tensors, as texts for `parse_tensor_spec`, with the loss and the model's arguments."""
+    """The tensors of one sample, the loss and the model's arguments.
+
+    The tensors are texts for `parse_tensor_spec`.
+    """
 
     inputs: tuple[str, ...]
     target: str | None = None  # None if the loss has no target
@@ -45,7 +48,10 @@ _PATTERNS: tuple[tuple[str, Sample], ...] = (
 
 
 def find_sample(model: str) -> Sample | None:
-    """Return the default sample of SOURCE:NAME, or None if it is unknown or declared by the library."""
+    """Return the default sample of SOURCE:NAME, or None if there is none.
+
+    The library of some models declares the sample.
+    """
     if model.startswith("monai:"):
         return _MONAI.get(model.removeprefix("monai:").lower())
     return next((sample for pattern, sample in _PATTERNS if re.match(pattern, model)), None)
@@ -67,7 +73,10 @@ _CLASSES = (("num_classes", 2),)
 def _on(
     sample: str, *arguments: tuple[tuple[str, Any], ...], target: str | None = None, **more: Any
 ) -> Sample:
-    """Return a sample whose loss is cross-entropy if it has a target, else the sum of the outputs."""
+    """Return a sample with a loss that suits the target.
+
+    The loss is cross-entropy if there is a target, else the sum of the outputs.
+    """
     kind = Loss.CROSS_ENTROPY if target else Loss.SUM
     given = (*(pair for group in arguments for pair in group), *more.items())
     return Sample(tuple(sample.split()), target, kind, given)

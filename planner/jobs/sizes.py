@@ -1,8 +1,8 @@
-"""Samples of varying sizes: the dimensions that vary, the distribution of sizes, and batches drawn from it.
+"""The sizes of varying samples, and batches drawn from them.
 
-Dimensions with equal ranges vary together: `input_ids=16..512` and `attention_mask=16..512` share a length.
-Sizes are drawn with replacement by Python's `random.Random(f"{seed}:{sequence}")`, so that a seed gives the
-same batches everywhere.
+The module finds the varying dimensions and the distribution of sizes. Dimensions with equal ranges vary
+together: `input_ids=16..512` and `attention_mask=16..512` share a length. Sizes are drawn with replacement by
+Python's `random.Random(f"{seed}:{sequence}")`, so that a seed gives the same batches everywhere.
 """
 
 import importlib
@@ -31,21 +31,27 @@ _KEYS = ("length", "input_ids")  # keys of an object in a line of a file
 
 
 class BatchShape(NamedTuple):
-    """The number of samples of one batch, and the size to which all are padded."""
+    """The number of samples in a batch, and their padded size."""
 
     batch: int
     size: Size
 
 
 def size_ranges(job: Job) -> tuple[Range, ...]:
-    """Return the distinct ranges of a job's varying dimensions, or () if all samples have one size."""
+    """Return the ranges of a job's varying dimensions, or () if all samples have one size.
+
+    Equal ranges are listed once.
+    """
     specs = (*job.samples.inputs, *([job.samples.target] if job.samples.target else []), *job.samples.targets)
     ranges = (each for spec in specs for each in spec.ranges)
     return tuple(dict.fromkeys((low, high) for low, high in ranges if low < high))
 
 
 def at_size(job: Job, size: Size) -> Job:
-    """Return the job with all samples at one size, given as one number for each of `size_ranges`."""
+    """Return the job with all samples at one size.
+
+    The size has one number for each range of `size_ranges`.
+    """
     chosen = dict(zip(size_ranges(job), size, strict=True))
 
     def fixed(spec: TensorSpec) -> TensorSpec:
@@ -63,7 +69,7 @@ def at_size(job: Job, size: Size) -> Job:
 
 
 class SizeDistribution(Struct, frozen=True):
-    """The distribution of samples' sizes: uniform within ranges, or as counted in a file."""
+    """The distribution of samples' sizes. It is uniform within ranges, or as counted in a file."""
 
     ranges: tuple[Range, ...]
     sizes: tuple[Size, ...] = ()  # distinct sizes of the file in ascending order; empty if uniform
@@ -106,14 +112,17 @@ class SizeDistribution(Struct, frozen=True):
         return tuple(self._padded(max(column)) for column in zip(*samples, strict=True))
 
     def size_of_share(self, share: float) -> int:
-        """Return the quantile at `share` of the sizes before padding, for a distribution with one range."""
+        """Return the quantile at `share` of the sizes before padding.
+
+        The distribution must have one range.
+        """
         if self.sizes:
             return self.sizes[bisect_left(self.cumulative, share * self.cumulative[-1])][0]
         ((low, high),) = self.ranges
         return min(high, low + int(share * (high - low + 1)))
 
     def share_below(self, size: int) -> float:
-        """Return the share of samples padded to less than `size`, for a distribution with one range."""
+        """Return the share of samples padded to less than `size`. The distribution must have one range."""
         largest = (size - 1) // self.pad_to * self.pad_to  # the largest size padded to less
         if self.sizes:
             place = bisect_left(self.sizes, (largest + 1,))
@@ -122,9 +131,10 @@ class SizeDistribution(Struct, frozen=True):
         return min(1.0, max(0.0, (largest - low + 1) / (high - low + 1)))
 
     def grid(self) -> tuple[Size, ...]:
-        """Return padded sizes in ascending order: all sizes of one range, or combinations of several ranges.
+        """Return padded sizes in ascending order.
 
-        With several ranges, only sizes that `_some` selects are combined.
+        They are all sizes of one range, or combinations of several ranges. With several ranges, only sizes
+        that `_some` selects are combined.
         """
         columns = [self.paddings(place) for place in range(len(self.ranges))]
         return tuple(product(*(columns if len(columns) == 1 else map(_some, columns))))
@@ -141,9 +151,9 @@ class SizeDistribution(Struct, frozen=True):
 
 
 def _some(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Select the first and the last size, and up to five sizes for each power of two.
+    """Return a selection of sizes that includes the first and the last.
 
-    A size belongs to the largest power of two that divides it.
+    It has up to five sizes for each power of two. A size belongs to the largest power of two that divides it.
     """
     by_power: dict[int, list[int]] = {}
     for size in sizes:
@@ -174,7 +184,10 @@ def load_distribution(job: Job) -> SizeDistribution:
 
 
 def _read(path: Path, columns: int) -> Iterator[tuple[Size, int]]:
-    """Yield sizes and their counts from a folder of the library datasets, a numpy file, or a text file."""
+    """Yield sizes and their counts from a file or folder.
+
+    The path is a folder of the library datasets, a numpy file, or a text file.
+    """
     if path.is_dir():
         yield from _from_dataset(path, columns)
     elif path.suffix == ".npy":
@@ -241,7 +254,10 @@ def _from_array(path: Path, columns: int) -> Iterator[tuple[Size, int]]:
 
 
 def _from_lines(path: Path, columns: int) -> Iterator[tuple[Size, int]]:
-    """Yield sizes and their counts from lines of numbers, or of JSON objects with a length or tokens."""
+    """Yield sizes and their counts from the lines of a file.
+
+    A line has numbers, or a JSON object with a length or tokens.
+    """
     try:
         with open_regular(path, MOST_BYTES) as file:
             for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), b""), 1):
@@ -254,9 +270,10 @@ def _from_lines(path: Path, columns: int) -> Iterator[tuple[Size, int]]:
 
 
 def _from_line(line: str, number: int, columns: int, path: Path) -> tuple[Size, int] | None:
-    """Return the size and count in a line, or None for an empty line, a comment or the columns' names.
+    """Return the size and count in a line, or None if the line has no size.
 
-    Raises UsageError that does not quote the line: a data file may have named any file.
+    Empty lines, comments and the columns' names have no size. Raises UsageError that does not quote the line:
+    a data file may have named any file.
     """
     text = line.partition("#")[0].strip()
     if not text:
@@ -335,9 +352,10 @@ def _grouped(sizes: SizeDistribution, batch: int, random: Random, total: int) ->
 
 
 def _by_tokens(sizes: SizeDistribution, batch: int, random: Random, total: int) -> Iterator[BatchShape]:
-    """Yield batches filled with samples as long as the padded tokens do not exceed `batch`.
+    """Yield batches with at most `batch` padded tokens.
 
-    A batch has at least one sample, even if its tokens alone exceed `batch`.
+    Samples are added as long as the batch does not exceed the limit. A batch has at least one sample, even if
+    its tokens alone exceed `batch`.
     """
     taken: list[Size] = []
     while True:
@@ -363,7 +381,7 @@ def check_sizes(job: Job) -> None:
 
 
 def require_one_size(job: Job) -> None:
-    """Raise UsageError if a job's samples vary in size, or if the job has options about sizes."""
+    """Raise UsageError if a job's samples vary in size. Options about sizes are refused too."""
     check_sizes(job)
     specs = (*job.samples.inputs, *([job.samples.target] if job.samples.target else []), *job.samples.targets)
     ranged = next((spec for spec in specs if spec.smallest), None)

@@ -1,8 +1,9 @@
-"""Find the smallest sets of changes that make a batch fit, by tracing and replaying each set.
+"""Find the smallest sets of changes that make a batch fit.
 
-Sets are tried from small to large. Changes of one group exclude each other, a set that contains a smaller
-set that fits is not minimal, and a set is not tried if what its changes save by themselves, each in its part
-of the memory, is far too little. A change to the optimizer's step is not tried if memory peaks elsewhere.
+Each set is traced and replayed. Sets are tried from small to large. Changes of one group exclude each other,
+a set that contains a smaller set that fits is not minimal, and a set is not tried if what its changes save by
+themselves, each in its part of the memory, is far too little. A change to the optimizer's step is not tried
+if memory peaks elsewhere.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -55,7 +56,7 @@ TracerFactory = Callable[[TrainingConfig], TraceSource]  # the tracer of a chang
 
 
 class Attempt(Struct, frozen=True):
-    """The estimate of a training run with a set of changes, and the memory that the run needs."""
+    """A training run with a set of changes, its estimate and the memory that it needs."""
 
     changes: tuple[Change, ...]
     training: TrainingConfig
@@ -70,13 +71,16 @@ class Attempt(Struct, frozen=True):
 
     @property
     def parts(self) -> Mapping[str, int]:
-        """Return the needed bytes by category of the blocks, and under the key "" the bytes in no block."""
+        """Return the needed bytes by category of the blocks. The key "" has the bytes in no block."""
         between = max(0, self.needed_bytes - self.estimate.run.peak_allocated_bytes)
         return {str(category): size for category, size in self.estimate.at_peak.items()} | {"": between}
 
     @property
     def cost(self) -> tuple[int, int, int]:
-        """Return the sort key: the number of changes, then their ranks, then the needed bytes."""
+        """Return the sort key of the attempt.
+
+        It is the number of changes, then the sum of their ranks, then the needed bytes.
+        """
         return len(self.changes), sum(change.rank for change in self.changes), self.needed_bytes
 
 
@@ -97,7 +101,10 @@ def advise(
     open_tracer: TracerFactory,
     on_progress: OnProgress = ignore_progress,
 ) -> Advice:
-    """Try single changes and, if the batch does not fit unchanged, sets of two and three until enough fit."""
+    """Find the smallest sets of changes that make a batch fit.
+
+    Single changes are tried, and if the batch does not fit unchanged, sets of two and three until enough fit.
+    """
     start = perf_counter()
     failed: dict[tuple[Change, ...], str] = {}
 
@@ -144,7 +151,7 @@ def advise(
 
 
 def _rule_out(unchanged: Attempt, limit_bytes: int | None) -> dict[str, str]:
-    """Return the groups of optimizer changes that cannot save much memory, each with the reason as text."""
+    """Return the groups of optimizer changes that save little memory, each with a reason."""
     needed_bytes, reasons = unchanged.needed_bytes, {}
     missing_bytes = needed_bytes if unchanged.fits or limit_bytes is None else needed_bytes - limit_bytes
     for group, replaces_state in ((OPTIMIZERS, True), (IMPLEMENTATIONS, False)):
@@ -182,9 +189,9 @@ def names_of(changes: tuple[Change, ...]) -> str:
 
 
 def _is_too_much(change: Change, unchanged: Attempt, singles: Sequence[Attempt]) -> bool:
-    """Return whether a milder change of the same group, tried earlier, already makes the batch fit.
+    """Return whether a milder change of the same group already makes the batch fit.
 
-    If the batch fits unchanged, only smaller batches are compared.
+    The milder change was tried earlier. If the batch fits unchanged, only smaller batches are compared.
     """
     enough = [attempt for attempt in singles if attempt.fits and attempt.changes[0].group == change.group]
     return bool(enough) and (not unchanged.fits or change.group == SMALLER_BATCHES)
@@ -229,10 +236,11 @@ def _combinations(singles: Sequence[Attempt], size: int) -> Iterator[tuple[Attem
 
 
 def _promised_bytes(unchanged: Attempt, chosen: Sequence[Attempt]) -> float:
-    """Estimate the bytes that a batch needs with several changes, from the share of each part that they save.
+    """Return an estimate of the bytes that a batch needs with several changes.
 
-    Two changes may free the same memory, but no more of a part than there is. Smaller batches shrink the
-    rest that the other changes leave. New peaks that changes make are not counted.
+    It follows from the share of each part of the memory that a change saves. Two changes may free the same
+    memory, but no more of a part than there is. Smaller batches shrink the rest that the other changes leave.
+    New peaks that changes make are not counted.
     """
     total_bytes = 0.0
     after = [(attempt.changes[0].group, attempt.parts) for attempt in chosen]
@@ -256,9 +264,9 @@ def _attempt(changes: tuple[Change, ...], changed: TrainingConfig, trace: Trace,
 
 
 def _needed(trace: Trace, limits: MemoryLimits, most_bytes: int) -> int:
-    """Return the smallest memory capacity, to 1 MiB, in which the replay of a trace fits.
+    """Return the smallest memory in which a trace fits, to 1 MiB.
 
-    `most_bytes` is a capacity that is known to suffice.
+    The trace is replayed in different capacities. `most_bytes` is a capacity that is known to suffice.
     """
     low = live_bytes_bound(trace.events)(trace.batch) // RESOLUTION_BYTES - 1
     high = most_bytes // RESOLUTION_BYTES + 1

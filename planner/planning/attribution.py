@@ -1,7 +1,7 @@
-"""Explain the memory of a run: its peak by category, module and tensor, its fragmentation, and its steps.
+"""Explain the memory of a run.
 
-The results are plain data, from which texts, JSON, pictures and pages are made. All sums equal the figures of
-the replay.
+The explanation has the peak by category, module and tensor, the fragmentation, and the steps. The results are
+plain data, from which texts, JSON, pictures and pages are made. All sums equal the figures of the replay.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ class DisplayLimits(Struct, frozen=True):
 
 
 class PeakLocation(Struct, frozen=True):
-    """The event at which memory reaches a peak, and the operator that requested memory there."""
+    """The event at which memory reaches a peak. It includes the operator that requested memory there."""
 
     event: int  # index into the trace's events
     step: int
@@ -58,7 +58,10 @@ class LiveBlock(Struct, frozen=True):
 
 
 class ModuleShare(Struct, frozen=True):
-    """The memory that a module and all modules inside it hold at the peak; the model has the name ""."""
+    """The memory that a module holds at the peak.
+
+    All modules inside it are included. The model has the name "".
+    """
 
     name: str  # qualified
     size_bytes: int  # `own_bytes` and the sizes of the children
@@ -68,14 +71,17 @@ class ModuleShare(Struct, frozen=True):
 
 
 class Gap(Struct, frozen=True):
-    """A free range in a partly allocated segment, which can serve only requests of at most its size."""
+    """A free range in a partly allocated segment. It can serve only requests of at most its size."""
 
     size_bytes: int
     segment_bytes: int
 
 
 class Fragmentation(Struct, frozen=True):
-    """The memory that was reserved but not allocated when the reserved memory first reached its peak."""
+    """The memory that is reserved but not allocated at the reserved peak.
+
+    If the peak is reached several times, the first time counts.
+    """
 
     location: PeakLocation
     reserved_bytes: int  # allocated + gaps + free segments
@@ -112,10 +118,10 @@ class Explanation(Struct, frozen=True):
 
 
 def explain(trace: Trace, limits: MemoryLimits, evaluation: Trace | None = None) -> Explanation:
-    """Replay a trace under memory limits and explain which blocks make up its peak.
+    """Return an explanation of the memory peak of a trace.
 
-    `evaluation` is the trace of the same batch in inference. A run that fails is explained up to its failure.
-    Raises ValueError for a trace without events.
+    The trace is replayed under `limits`. `evaluation` is the trace of the same batch in inference. A run that
+    fails is explained up to its failure. Raises ValueError for a trace without events.
     """
     recorder = TimelineRecorder()
     run = replay_trace(trace, limits, recorder)
@@ -141,7 +147,10 @@ def explain(trace: Trace, limits: MemoryLimits, evaluation: Trace | None = None)
 
 
 def moment_of(trace: Trace, event: int) -> PeakLocation:
-    """Return the step and phase of an event of a trace, with module and operator if it is an allocation."""
+    """Return the step and phase of an event of a trace.
+
+    The module and operator are included if the event is an allocation.
+    """
     mark = PhaseStart(0, Phase.SETUP)
     for entry in trace.events[: event + 1]:
         if isinstance(entry, PhaseStart):
@@ -222,9 +231,10 @@ def _fragmentation(location: PeakLocation, allocator: CachingAllocator, rounding
 
 
 def _by_phase(peaks: Iterable[PhasePeak]) -> tuple[PhasePeak, ...]:
-    """Merge the peaks of equal phases of a step into one peak, and drop the phase END.
+    """Return one peak for each phase of each step.
 
-    With gradient accumulation, a phase comes several times in a step.
+    Peaks of equal phases are merged, and the phase END is dropped. With gradient accumulation, a phase comes
+    several times in a step.
     """
     merged: dict[tuple[int, Phase], PhasePeak] = {}
     for peak in peaks:
@@ -248,9 +258,10 @@ def _by_step(phases: Sequence[PhasePeak]) -> Iterator[StepPeak]:
 
 
 def share_modules(blocks: Iterable[LiveBlock], name: str = "", level: int = 0) -> ModuleShare:
-    """Return the memory of a module and all modules inside it that hold blocks, as a tree.
+    """Return the memory of a module as a tree of modules.
 
-    `blocks` are all blocks inside the module `name`, which is `level` levels below the model.
+    Modules without blocks are left out. `blocks` are all blocks inside the module `name`, which is `level`
+    levels below the model.
     """
     own_bytes = 0
     by_category = dict.fromkeys(Category, 0)

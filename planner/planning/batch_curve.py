@@ -1,6 +1,7 @@
-"""Compute curves of memory against batch size for several cards, for pages and plots that show any batch.
+"""Compute curves of memory against batch size for several GPUs.
 
-Each point is the estimate of one batch on one card. Cards share replays that no card's limits affect.
+Pages and plots that show any batch use the curves. Each point is the estimate of one batch on one card. Cards
+share replays that no card's limits affect.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ ENDLESS_BEYOND = 4  # end of the curve of an unlimited card, as a multiple of th
 
 
 class SampleDensity(Struct, frozen=True):
-    """The density of a curve's points, as a number of points per doubling of the batch size."""
+    """The number of a curve's points per doubling of the batch size."""
 
     per_doubling: int  # a power of two
     doublings: int  # below the top that have this density; smaller sizes, close in a plot, are powers of two
@@ -28,7 +29,10 @@ OTHER_DENSITY = SampleDensity(4, 2)  # of the cards that were not requested; the
 
 
 class CurvePoint(Struct, frozen=True):
-    """The peaks of a batch size on a GPU, or on an unlimited GPU if the batch is not expected to fit."""
+    """The memory peaks of a batch size on a GPU.
+
+    If the batch is not expected to fit, the peaks are of an unlimited GPU.
+    """
 
     batch: int
     outcome: Outcome
@@ -76,9 +80,9 @@ def take_curve(
 
 
 def curve_sizes(max_batch: int | None, batch: int, grid: SampleDensity) -> list[int]:
-    """Return the batch sizes of a card's curve, which include the largest and the requested batch size.
+    """Return the batch sizes of a GPU's curve.
 
-    The curve goes somewhat beyond both.
+    They include the largest and the requested batch size. The curve goes somewhat beyond both.
     """
     if max_batch is None:
         return sorted({batch, *_even_sizes(ENDLESS_BEYOND * batch, grid)})
@@ -87,7 +91,7 @@ def curve_sizes(max_batch: int | None, batch: int, grid: SampleDensity) -> list[
 
 
 def _even_sizes(top: int, grid: SampleDensity) -> set[int]:
-    """Return the batch sizes of a grid common to all cards, from 1 to the first size at or above `top`."""
+    """Return batch sizes from 1 up to at least `top`. The grid of sizes is common to all GPUs."""
     sizes, size, end = {1}, 1, min(top, LARGEST_BATCH)
     while size < end:
         size += max(1, 2 ** (size.bit_length() - 1) // grid.per_doubling)
@@ -97,7 +101,10 @@ def _even_sizes(top: int, grid: SampleDensity) -> set[int]:
 
 
 def _points(replays: TargetReplays, batch: int, budget: Budget) -> list[CurvePoint]:
-    """Return a list with the point of a batch size, or an empty list if the batch size cannot be captured."""
+    """Return a list with the point of a batch size.
+
+    The list is empty if the batch size cannot be captured.
+    """
     replays.outcome(batch, budget.limits)
     if replays.is_refused(batch):
         return []

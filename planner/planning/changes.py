@@ -1,4 +1,7 @@
-"""List the changes to a training recipe that save GPU memory, with their effect on the job and their cost."""
+"""List the changes to a training run that save GPU memory.
+
+A change has an effect on the job and a cost.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -52,7 +55,10 @@ class Change(Struct, frozen=True):
 
 
 def changes_for(training: TrainingConfig, capability: tuple[int, int]) -> tuple[Change, ...]:
-    """Return all changes that a recipe allows on a GPU of a compute capability, the mildest first."""
+    """Return all changes that a training run allows on a GPU, the mildest first.
+
+    `capability` is the compute capability of the GPU.
+    """
     changes = [*_of_allocator(training)]
     if training.job.loop.mode is not Mode.STEP:  # the model's own step decides its precision itself
         changes += _of_numbers(training.job, capability)
@@ -83,7 +89,10 @@ def change_fields(
     is_slow: bool = False,
     **fields: object,
 ) -> Change:
-    """Return a `Change` that sets fields of the job, and the batch size or allocator config if given."""
+    """Return a `Change` that sets fields of the job.
+
+    The batch size and the allocator's configuration are set if given.
+    """
 
     def apply(training: TrainingConfig) -> TrainingConfig:
         return TrainingConfig(
@@ -161,7 +170,10 @@ def _of_optimizer(job: Job) -> Iterator[Change]:
 
 
 def _of_adaptation(job: Job) -> Iterator[Change]:
-    """Yield Liger, LoRA and 4-bit changes to a transformers model, if their libraries are installed."""
+    """Yield Liger, LoRA and 4-bit changes to a transformers model.
+
+    The libraries of the changes must be installed.
+    """
     if split_model(job.model.origin).source != "hf":
         return
     if not job.model.liger and job.loop.loss is Loss.OUTPUT and installed_version("liger-kernel"):
@@ -182,9 +194,10 @@ def _of_adaptation(job: Job) -> Iterator[Change]:
 
 
 def _of_autoencoder(training: TrainingConfig) -> Iterator[Change]:
-    """Yield the changes that make a diffusers autoencoder process one image or one tile at a time.
+    """Yield the changes that make a diffusers autoencoder take less memory at a time.
 
-    A model that does not support one of the changes refuses it when the model is built.
+    It processes one image or one tile at a time. A model that does not support one of the changes refuses it
+    when the model is built.
     """
     job = training.job
     name = split_model(job.model.origin)

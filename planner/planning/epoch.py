@@ -1,9 +1,10 @@
-"""Build the trace of an epoch whose last batch is smaller, from two traces of equal batches.
+"""Build the trace of an epoch whose last batch is smaller.
 
-A smaller batch requests blocks of other sizes. They split cached blocks that the full batch after it needs,
-which may then allocate new segments. So the reserved peak of two epochs can exceed the reserved peak of any
-number of full batches. Such a loop is put together from the steps of a trace at the batch size and of a trace
-at the size of the last batch: full steps, the smaller step, and a full step, as the next epoch begins.
+It is built from two traces of equal batches. A smaller batch requests blocks of other sizes. They split
+cached blocks that the full batch after it needs, which may then allocate new segments. So the reserved peak
+of two epochs can exceed the reserved peak of any number of full batches. Such a loop is put together from the
+steps of a trace at the batch size and of a trace at the size of the last batch: full steps, the smaller step,
+and a full step, as the next epoch begins.
 
 Both traces are of one program, so that a block that outlives its batch is the same variable in both.
 """
@@ -43,17 +44,17 @@ _Row = TypeVar("_Row", TensorProvenance, ConvWorkspace)
 
 
 def last_batch_size(job: Job, batch: int) -> int:
-    """Return the size of an epoch's last batch if it is smaller than the other batches, else 0."""
+    """Return the size of an epoch's last batch, or 0 if it is a full batch."""
     return job.samples.dataset_size % batch if 0 < batch <= job.samples.dataset_size else 0
 
 
 def steps_of_epoch(job: Job, batch: int) -> int:
-    """Return the number of optimizer steps in an epoch, or 0 if the number of its samples is unknown."""
+    """Return the number of optimizer steps in an epoch, or 0 if its size is unknown."""
     return -(-job.samples.dataset_size // (batch * job.loop.accumulate))
 
 
 def max_useful_batch(job: Job) -> int:
-    """Return the largest batch size worth planning, which is at most the samples of an epoch."""
+    """Return the largest batch size worth planning. It is at most the number of samples of an epoch."""
     return min(LARGEST_BATCH, job.samples.dataset_size or LARGEST_BATCH)
 
 
@@ -67,10 +68,11 @@ def check_batch(job: Job, batch: int) -> None:
 
 
 def with_last_batch(job: Job, batch: int, source: TraceSource) -> Trace:
-    """Return the trace of a job's loop, including the smaller batch at the end of an epoch if there is one.
+    """Return the trace of a job's loop with the last batch of an epoch.
 
-    The notes describe the epoch. If the model cannot run the smaller batch, or its steps differ there, the
-    smaller batch is left out and a note says so. Raises the errors of the source at `batch`.
+    The last batch is included if it is smaller. The notes describe the epoch. If the model cannot run the
+    smaller batch, or its steps differ there, the smaller batch is left out and a note says so. Raises the
+    errors of the source at `batch`.
     """
     full, last = source(batch), last_batch_size(job, batch)
     if not job.samples.dataset_size:
@@ -104,9 +106,10 @@ class EpochPrograms(Struct, frozen=True):
         return with_last_batch(self.job, batch, lambda size: self.programs.trace(size, target))
 
     def key(self, batch: int, target: Target) -> Hashable:
-        """Return a key that is equal for equal traces, made of the keys of both batch sizes.
+        """Return a key that is equal for equal traces, or None if there is no key.
 
-        None if either batch size has no key, or if the model fails at the smaller batch size.
+        The key is made of the keys of the full and the last batch size. There is none if either batch size
+        has no key, or if the model fails at the smaller batch size.
         """
         full, last = self.programs.key(batch, target), last_batch_size(self.job, batch)
         if not last:
@@ -118,7 +121,10 @@ class EpochPrograms(Struct, frozen=True):
         return None if full is None or smaller is None else (full, smaller)
 
     def bound(self, target: Target) -> LowerBound | None:
-        """Return a lower bound of the memory by full batch size, or None if no bound exists."""
+        """Return a lower bound of the memory, or None if no bound exists.
+
+        The bound is a function of the full batch size.
+        """
         return self.programs.bound(target)
 
     def batch_sizes(self, target: Target) -> BatchSizes:
@@ -131,9 +137,10 @@ def _noted(trace: Trace, note: str) -> Trace:
 
 
 def _orders(job: Job, full_batches: int) -> Iterator[_Order]:
-    """Yield orders of traced steps that stand for an epoch and the start of the next epoch.
+    """Yield orders of traced steps that stand for an epoch.
 
-    The last order repeats no step. Nothing is yielded if the trace has too few steps.
+    The start of the next epoch is included. The last order repeats no step. Nothing is yielded if the trace
+    has too few steps.
     """
     # The evaluation comes before the last traced step, and the last forward pass saves tensors for a backward
     # pass: such a step is played once, at the end.
@@ -150,10 +157,10 @@ def _orders(job: Job, full_batches: int) -> Iterator[_Order]:
 
 
 def _stitch(full: Trace, smaller: Trace, order: _Order) -> Trace | None:
-    """Return the trace of the set-up and of the steps in `order`, or None if the traces do not match.
+    """Return a trace joined from the steps in `order`, or None if the traces do not match.
 
-    The traces do not match if their pieces differ or are too few, or if a step frees a block that is not
-    allocated.
+    The set-up comes first. The traces do not match if their pieces differ or are too few, or if a step frees
+    a block that is not allocated.
     """
     traces = full, smaller
     pieces = [cut_trace(trace) for trace in traces]
@@ -206,9 +213,10 @@ def _renumber(rows: Iterable[_Row], blocks: Mapping[int, int]) -> Iterator[_Row]
 
 
 def _plan(pieces: Sequence[Sequence[Sequence[Piece]]], order: _Order) -> Iterator[tuple[int, int, Piece]]:
-    """Yield the new step, the index of the source trace and the piece, for each piece of the new trace.
+    """Yield the step, the source trace and the piece for each piece of the new trace.
 
-    Of a step with the smaller batch, only the last piece is from the smaller batch's trace.
+    The step is of the new trace; the source trace is an index. Of a step with the smaller batch, only the
+    last piece is from the smaller batch's trace.
     """
     for number, (step, is_smaller) in enumerate(((0, False), *order)):
         for place in range(len(pieces[0][step])):

@@ -37,7 +37,7 @@ from planner.program import Category, Growth, Outcome, Trace, find_growth
 
 
 class Answer(StrEnum):
-    """Whether a batch fits, graded by the probability that it runs out of memory."""
+    """Whether a batch fits. Answers are graded by the probability that the batch runs out of memory."""
 
     FITS = "fits"  # fits at the confidence
     LIKELY = "likely_fits"  # more likely fits than not, but does not fit at the confidence
@@ -159,7 +159,7 @@ def estimate_batch(job: Job, trace: Trace, budget: Budget, trace_seconds: float 
 
 
 def _replays_in_rooms(budget: Budget, trace: Trace, expected: Replay) -> list[tuple[MemoryLimits, Replay]]:
-    """Replay a trace under each memory limit of a budget, and return the limits and replays.
+    """Return the replays of a trace under the memory limits of a budget.
 
     The limit at the budget's confidence comes first. If the trace fits
     under it without retries, no other limit is tried. `expected` is the replay under the likeliest limit.

@@ -32,7 +32,7 @@ _SIGNS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unm
 
 
 class HistoryCheck(Struct, frozen=True):
-    """The result of a replay: the first difference from the record, and counts of earlier events."""
+    """The result of a replay: the first difference from the record, and counts of the events before it."""
 
     difference: str | None  # the first difference, in words; None if all events are equal
     allocations: int  # number of allocations at equal addresses

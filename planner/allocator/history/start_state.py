@@ -93,7 +93,7 @@ class _Before:
                 self._pieces[address] = piece._replace(size_bytes=size_bytes)
 
     def _join(self, first: int, size_bytes: int, stream: int) -> None:
-        """Add pages to the reserved memory, merged with adjacent pieces."""
+        """Put unmapped pages back into the reserved memory, and merge them with their neighbours."""
         pool: PoolName = "large" if size_bytes % self._config.large_segment_bytes == 0 else "small"
         start, end = first, first + size_bytes
         following = self._pieces.pop(end, None)

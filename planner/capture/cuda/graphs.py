@@ -55,7 +55,7 @@ class Graphs:
 def replacements(
     graphs: Callable[[], Graphs], streams: Callable[[], Streams], empty_cache: Callable[[], None]
 ) -> Iterator[Replacement]:
-    """Yield replacements for the names of torch that capture CUDA graphs."""
+    """Yield replacements for the names of torch.cuda that capture CUDA graphs or query captures."""
 
     class CUDAGraph:
         """The replacement of `torch.cuda.CUDAGraph`.

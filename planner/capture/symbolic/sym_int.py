@@ -137,7 +137,7 @@ def as_sym_int(env: ShapeEnv, value: Any) -> SymInt:
 
 
 def _result(env: ShapeEnv, letter: str, left: Any, right: Any) -> Any:
-    """Return the result of an operation on integers.
+    """Apply the operation named `letter` to two integers, either of which may be symbolic.
 
     The result is a plain number if it is constant, else a symbolic integer.
     """

@@ -1,8 +1,8 @@
-"""Prepare the calibrations that users contribute, without private data, and check contributed files.
+"""Prepare calibrations for contribution by users, and check contributed files.
 
-A contributed file has the format of a calibration with `source: contributed`. It names versions, card, job
-and peaks. It has no code, paths, hosts, users or serial numbers: a model from a file, or of a guarded
-training, is replaced by a digest.
+Private data is removed. A contributed file has the format of a calibration with `source: contributed`. It
+names versions, card, job and peaks. It has no code, paths, hosts, users or serial numbers: a model from a
+file, or of a guarded training, is replaced by a digest.
 """
 
 import re
@@ -115,7 +115,7 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _implausible(calibration: Calibration) -> Iterator[str]:
-    """Yield a problem, in one line, for each implausible figure of a calibration."""
+    """Yield a problem for each implausible figure of a calibration. Each problem is one line."""
     key, runs = calibration.key, [point.observation for point in calibration.points]
     devices = [device for device in load_devices() if is_same_gpu(device, key.gpu, key.versions)]
     if not devices:

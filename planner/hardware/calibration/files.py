@@ -1,9 +1,10 @@
-"""Read and write calibration files, one per job, GPU, versions and settings.
+"""Read and write calibration files.
 
-`docs/calibration.md` describes the layout. Reading is strict: each error names the file, the line and the
-key. Job options that a file of an older version lacks have their defaults, but `cudnn` is
-`published` in schema 1. A file is replaced atomically by a rename, under a lock on its folder, so that any
-number of processes may add to it. A file that is broken or foreign is never changed.
+A file is of one job, GPU, versions and settings. `docs/calibration.md` describes the layout. Reading is
+strict: each error names the file, the line and the key. Job options that a file of an older version lacks
+have their defaults, but `cudnn` is `published` in schema 1. A file is replaced atomically by a rename, under
+a lock on its folder, so that any number of processes may add to it. A file that is broken or foreign is never
+changed.
 """
 
 import json
@@ -51,7 +52,10 @@ Fitter = Callable[[Sequence[Point]], Fit | NoFit]
 
 
 class Origins(Struct, frozen=True):
-    """The source, the remark and the tracing version of torch that a calibration file states."""
+    """The source, the remark and the torch version of a calibration file.
+
+    The version is of the torch that traced the replays.
+    """
 
     source: Origin
     about: str
@@ -83,7 +87,7 @@ class _CalibrationFile(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load_folders(folders: Iterable[Path]) -> tuple[Calibration, ...]:
-    """Read all calibrations in the folders, in the order of the folders; a missing folder is skipped."""
+    """Read all calibrations in the folders, in the order of `folders`. A missing folder is skipped."""
     paths = [path for folder in folders if folder.is_dir() for path in sorted(folder.glob("*.yaml"))]
     return tuple(map(load_calibration, paths))
 
@@ -189,7 +193,7 @@ def _calibration(entry: Entry) -> Calibration:
 
 
 def _fields(kind: type[S], record: S) -> S:
-    """Return an instance of `kind`, with its fields copied from a record of a file."""
+    """Return an instance of `kind` with fields copied from a record."""
     return kind(**{name: getattr(record, name) for name in kind.__struct_fields__})
 
 

@@ -1,6 +1,7 @@
-"""Fit a line to the measured peaks of runs against their replayed peaks, or give a reason to refuse it.
+"""Fit a line that predicts a run's measured peak from its replayed peak.
 
-The line is `measured = overhead + slope * replayed`, by Huber's loss around the line of Theil and Sen:
+If the runs do not support the line, the line is refused with a reason. The line is `measured = overhead +
+slope * replayed`, by Huber's loss around the line of Theil and Sen:
 
 - Some batch sizes are far off, to one side: cuDNN takes a transient workspace at one batch and none at the
   next. Least squares would tilt the line. Huber's loss bounds the effect of one point, is convex, so that the
@@ -219,7 +220,10 @@ def _line(x: Floats, y: Floats, expected: float | None) -> tuple[float, float]:
 
 
 def _usual_scale(points: Sequence[Point]) -> float:
-    """Return the deviation in MiB that published runs of the job's kind have at the mean replayed peak."""
+    """Return the standard deviation, in MiB, of published runs of the same kind.
+
+    It is the deviation at the points' mean replayed peak.
+    """
     kind = kind_without_trace(points[0].observation.job)
     share = load_residuals().kinds[kind].verdicts.scale
     return share * float(np.mean([point.replayed_bytes for point in points])) / MIB

@@ -25,7 +25,10 @@ SAME_MEMORY = 0.05  # two GPUs of one name are one model if their memory agrees 
 
 
 class MatchLevel(StrEnum):
-    """The degree to which a calibration matches a query; the members are in order from the closest."""
+    """The degree to which a calibration matches a query.
+
+    The members are in order, the closest match first.
+    """
 
     EXACT = "exact"  # same job, GPU and versions
     SAME_GPU = "same GPU"  # same job and GPU under other versions; or the context of other jobs on the GPU
@@ -97,9 +100,10 @@ def find_run(stored: Iterable[Calibration], query: CalibrationQuery, batch: int)
 
 
 def is_same_gpu(device: Device, gpu: str, versions: Versions) -> bool:
-    """Return whether `gpu`, a name from torch, nvidia-smi or the device database, means `device`.
+    """Return whether the GPU named `gpu` is `device`.
 
-    The memory sizes in `versions`, if known, must agree with the device within 5 % too.
+    The name is from torch, nvidia-smi or the device database. The memory sizes in `versions`, if known, must
+    agree with the device within 5 % too.
     """
     if device_key(gpu) not in map(device_key, (device.name, *device.aliases)):
         return False
@@ -180,7 +184,7 @@ def is_same_job(one: Job, other: Job) -> bool:
 
 
 def _same_replay(one: Job, other: Job) -> bool:
-    """Return whether a line fitted to replays of job `one` applies to replays of job `other`.
+    """Return whether a line fitted to job `one` applies to job `other`.
 
     It does not apply if published runs gave the workspaces of convolutions for only one job. Jobs without
     convolutions have no `cudnn`.

@@ -54,9 +54,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Observation(Struct, frozen=True, forbid_unknown_fields=True):
-    """The memory of a run of a job at one batch size in a fresh process.
+    """The memory figures of one run of a job at a batch size.
 
-    Raises ValueError if `source` does not agree with the GPU: emulated or not.
+    Each run has a fresh process. Raises ValueError if `source` does not agree with the GPU: emulated or not.
     """
 
     job: Job
@@ -106,7 +106,7 @@ class Point(Struct, frozen=True):
 
 
 class Fit(Struct, frozen=True, forbid_unknown_fields=True):
-    """The line fitted to the points of a calibration, and the spread of the points around it."""
+    """The line fitted to a calibration's points, with the spread of the points."""
 
     overhead_bytes: Annotated[int, Meta(ge=-LARGEST, le=LARGEST)]
     slope: Annotated[float, Meta(ge=0.01, le=100)]
@@ -164,7 +164,10 @@ class Calibration(Struct, frozen=True):
 
     @property
     def contexts(self) -> list[int]:
-        """Return the known sizes of the runs' CUDA contexts, in bytes; empty for emulated runs."""
+        """Return the known sizes of the runs' CUDA contexts, in bytes.
+
+        The list is empty for emulated runs.
+        """
         if self.source == "emulated":
             return []
         sizes = (point.observation.context_after_bytes for point in self.points)

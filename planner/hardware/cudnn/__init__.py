@@ -1,4 +1,7 @@
-"""Find the workspaces of convolutions: from an installed cuDNN, stored answers, or a fitted formula."""
+"""Find the workspaces of convolutions.
+
+The sources are an installed cuDNN, stored answers, and a fitted formula.
+"""
 
 from planner._support.lazy_exports import attach_stub
 

@@ -87,7 +87,7 @@ class AnswerCache:
                 self._flush()
 
     def flush(self) -> None:
-        """Write all pending answers to the file; answers that cannot be written are dropped."""
+        """Write all pending answers to the file. Answers that cannot be written are dropped."""
         with self._lock:
             self._flush()
 
@@ -190,7 +190,10 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open a database in an exclusive transaction, which is rolled back if the context raises."""
+    """Open a database in an exclusive transaction inside the context.
+
+    The transaction is rolled back if the context raises.
+    """
     with closing(sqlite3.connect(path, timeout=_WAIT_SECONDS, isolation_level=None)) as connection:
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("BEGIN EXCLUSIVE")
@@ -200,9 +203,10 @@ def _writing(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _write(path: Path, answers: dict[bytes, bytes], limit_bytes: int) -> None:
-    """Add answers to a file; a damaged file is replaced, and a failed write is ignored.
+    """Add answers to the cache file.
 
-    If the file is then above the limit, the older half of its answers is deleted.
+    A damaged file is replaced, and a failed write is ignored. If the file is then above the limit, the older
+    half of its answers is deleted.
     """
     if not answers:
         return

@@ -1,10 +1,11 @@
-"""Read and write the file of stored cuDNN answers: the workspace of each convolution on several GPUs.
+"""Read and write the file of stored cuDNN answers.
 
-The convolutions are of several kinds (type and memory layout). The file begins with an index: the version,
-and for each kind the offset of its convolutions' keys and, for each GPU, the offset of their curves. A plan
-reads the index, the keys of a kind and the curves for one GPU. Keys are lines of text. Curves are four
-columns of numbers. A column is stored as the lowest bytes of all its numbers, then their next bytes, and so
-on, which deflates to a third of the size of the same numbers as JSON. Equal content gives equal bytes.
+An answer is the workspace of a convolution on a group of GPUs. The convolutions are of several kinds (type
+and memory layout). The file begins with an index: the version, and for each kind the offset of its
+convolutions' keys and, for each GPU, the offset of their curves. A plan reads the index, the keys of a kind
+and the curves for one GPU. Keys are lines of text. Curves are four columns of numbers. A column is stored as
+the lowest bytes of all its numbers, then their next bytes, and so on, which deflates to a third of the size
+of the same numbers as JSON. Equal content gives equal bytes.
 """
 
 import sys
@@ -194,10 +195,11 @@ def write_answers(path: Path, cudnn: str, tables: Tables) -> None:
 
 
 def _pack_curves(keys: Sequence[str], curves: CurveByKey) -> bytes:
-    """Pack curves into four columns: the keys' curve numbers, point counts, batch sizes and workspaces.
+    """Pack curves into the bytes of four columns.
 
-    The curve numbers of keys begin at 1; the number of a key without a curve is 0. Equal curves have the same
-    number, and the points of a curve are stored once.
+    The columns are the keys' curve numbers, point counts, batch sizes and workspaces. The curve numbers of
+    keys begin at 1; the number of a key without a curve is 0. Equal curves have the same number, and the
+    points of a curve are stored once.
     """
     found: dict[Curve, int] = {}
     numbers = [found.setdefault(curves[key], len(found) + 1) if key in curves else 0 for key in keys]

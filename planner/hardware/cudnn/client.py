@@ -1,4 +1,4 @@
-"""Query an installed cuDNN for the engines that it would run for a convolution, without a GPU.
+"""Query an installed cuDNN for a convolution's engines, without a GPU.
 
 Since 9.8 cuDNN's heuristics answer for a GPU that is only described (NVIDIA's documentation of its cuDNN
 Frontend, "Deviceless Ahead-of-time Compilation"). They name engines in the order in which PyTorch tries them,
@@ -62,10 +62,11 @@ class Cudnn:
     def benchmarked(
         self, capability: tuple[int, int], multiprocessors: int, query: Convolution
     ) -> Workspaces:
-        """Return the two workspaces with `benchmark`: of the selected engine, and the largest of all engines.
+        """Return the two workspaces of a convolution with `benchmark`.
 
-        The largest is allocated while all engines are timed (generate_and_filter_plans). The engine that the
-        timing selects is unknown in advance, and is assumed to be the first engine of the heuristics.
+        One is of the selected engine, the other is the largest of all engines. The largest is allocated while
+        all engines are timed (generate_and_filter_plans). The engine that the timing selects is unknown in
+        advance, and is assumed to be the first engine of the heuristics.
         """
         engines = self.engines(capability, multiprocessors, query, every=True)
         if not engines:
@@ -109,9 +110,10 @@ class Cudnn:
         return engines
 
     def _request(self, capability: tuple[int, int], message: dict[str, Any]) -> list[Any]:
-        """Send a query to a cuDNN process, started if needed, and return the answer.
+        """Send a query to a cuDNN process, and return the answer.
 
-        If the query ends the process, the answer is empty and the capability is added to `silent`.
+        The process is started if needed. If the query ends the process, the answer is empty and the
+        capability is added to `silent`.
         """
         has_tf32 = capability >= TF32_SINCE
         if has_tf32 not in self._workers or self._asked[has_tf32] == QUERIES_OF_PROCESS:
@@ -167,7 +169,7 @@ def _open(where: str, cublaslt_for: CublasLt, gpu: str, cache_folder: Path | Non
 
 
 def open_answer_cache(folder: Path) -> "AnswerCache | None":
-    """Return the cache of answers in a folder, or None for a Python without SQLite."""
+    """Return the cache of answers in a folder, or None if Python has no SQLite."""
     try:
         from planner.hardware.cudnn.answer_cache import AnswerCache
     except ImportError:
@@ -185,9 +187,9 @@ def _open_cached(folder: Path, library: bytes) -> "LibraryAnswers | None":
 
 
 def _start(where: str, folder: Path, cublaslt: Path | None, gpu: str) -> tuple[Worker, int]:
-    """Start a process that loads the library, and return the process and the library's version.
+    """Start a process that loads the library, and return the process and version.
 
-    Raises UsageError if the library cannot be loaded.
+    The version is the library's. Raises UsageError if the library cannot be loaded.
     """
     child = str(Path(__file__).with_name("worker.py"))
     stand_in = [] if cublaslt is None else [str(cublaslt), gpu]

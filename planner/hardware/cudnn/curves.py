@@ -55,14 +55,18 @@ def _between(known: Mapping[int, int], low: int, high: int, batch: int) -> int:
 
 
 def _is_near(expected: int, true: int) -> bool:
-    """Return whether two workspaces are so close in size that the allocator hardly distinguishes them."""
+    """Return whether two workspaces are nearly equal in size.
+
+    The allocator hardly distinguishes such workspaces.
+    """
     return abs(expected - true) <= (_SMALL_BYTES if max(expected, true) < _SMALL_BYTES else 4096)
 
 
 def _without_needless(knots: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Remove the points near the line between their remaining neighbours, and return the other points.
+    """Return the points that a piecewise linear curve needs.
 
-    A flat curve keeps only the first point.
+    Points near the line between their remaining neighbours are removed. A flat curve keeps only the first
+    point.
     """
     known = dict(knots)
     kept, place = [knots[0]], 0

@@ -1,4 +1,7 @@
-"""Convert convolutions to and from the keys of stored answers, which omit type, layout and batch size."""
+"""Convert convolutions to and from the keys of stored answers.
+
+A key omits the type, layout and batch size.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -21,7 +24,7 @@ def key_of(convolution: Convolution) -> str:
 
 
 def convolution_of(key: str, dtype: str, channels_last: bool, batch: int) -> Convolution:
-    """Return the convolution that a key, a type, a layout and a batch size describe.
+    """Return the convolution with a key, type, layout and batch size.
 
     >>> convolution_of("w 3x9x9 4x3x3x3 0x0 2x2 1x1", "float32", False, 8).y
     (8, 4, 4, 4)

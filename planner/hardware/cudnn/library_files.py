@@ -1,4 +1,4 @@
-"""Find the files of an installed cuDNN, and compute a digest that identifies it."""
+"""Find the files of an installed cuDNN, and compute a digest of them."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Find the stored convolutions that are most similar to a convolution that is not stored.
+"""Find the stored convolutions that are most similar to an unknown convolution.
 
 Workspaces are mostly copies of the operands, and the workspaces of similar convolutions are equally many
 copies. Some convolutions get an engine of their own, whose workspace is dozens of copies. So the median of
@@ -17,13 +17,13 @@ _WIDEST = 8
 
 
 class Operands(NamedTuple):
-    """The numbers of elements of a convolution's operands: input and output per sample, and weight."""
+    """The numbers of elements of a convolution's operands. Input and output are counted for one sample."""
 
     per_sample: int  # of input and output
     weight: int
 
     def count(self, batch: int) -> int:
-        """Return the number of elements of input, output and weight together at a batch size."""
+        """Return the number of elements of all operands at a batch size."""
         return self.per_sample * batch + self.weight
 
 
@@ -36,7 +36,10 @@ class Candidate(NamedTuple):
 
 
 class Similar(NamedTuple):
-    """A stored convolution that is similar to a requested convolution, and the operand sizes of both."""
+    """A stored convolution that is similar to a requested convolution.
+
+    It has the operand sizes of both convolutions.
+    """
 
     place: int  # index of its key
     own: Operands  # of the stored convolution
@@ -68,7 +71,7 @@ def candidates_of(family: str, keys: Iterable[str]) -> list[Candidate]:
 
 
 def find_similar(key: str, candidates: Sequence[Candidate]) -> list[Similar]:
-    """Return up to three candidates that are most similar to the convolution of a key, nearest first."""
+    """Return up to three candidates similar to a key's convolution, the nearest first."""
     one = _candidate(-1, key)
     distances = ((_distance(other.features, one.features), other) for other in candidates)
     nearest = nsmallest(LENDERS, distances, key=lambda pair: pair[0])

@@ -1,9 +1,9 @@
-"""Stored answers of cuDNN for the convolutions of common models, for machines that have no cuDNN.
+"""Stored answers of cuDNN, for machines without cuDNN.
 
-The file holds the answers of one version of cuDNN: for each convolution the workspace as a piecewise linear
-function of the batch size, for some GPUs, types and memory layouts. `tools/store_convolutions.py` writes it.
-A convolution that is not stored takes the median answer of the three most similar convolutions, scaled by the
-elements of input, output and weight.
+The answers are for the convolutions of common models. The file holds the answers of one version of cuDNN: for
+each convolution the workspace as a piecewise linear function of the batch size, for some GPUs, types and
+memory layouts. `tools/store_convolutions.py` writes it. A convolution that is not stored takes the median
+answer of the three most similar convolutions, scaled by the elements of input, output and weight.
 """
 
 from collections import defaultdict
@@ -47,7 +47,10 @@ class Borrowed(NamedTuple):
 
     @property
     def distance(self) -> float:
-        """Return the size difference to the farthest lender, as a sum of doublings over all dimensions."""
+        """Return the size difference to the farthest similar convolution.
+
+        The unit is doublings, summed over all dimensions.
+        """
         return max(similar.distance for _, similar in self.lenders)
 
     def at(self, batch: int) -> int:
@@ -81,7 +84,7 @@ class Answers:
     _borrowed: dict[str, Borrowed | None] = field(default_factory=dict)  # by key
 
     def find(self, key: str) -> Curve | None:
-        """Return the workspace curve of the convolution with a key, or None if no curve is stored."""
+        """Return the workspace curve for a key, or None if no curve is stored."""
         place = self.keys.places.get(key)
         return None if place is None else self.curves[place]
 
@@ -122,9 +125,10 @@ class _Answered:
         return [key for key, distance in self.similar.items() if distance > FAR]
 
     def share(self, keys: Iterable[str]) -> float:
-        """Return the share of `keys` in the elements of all distinct convolutions that were looked up.
+        """Return the share of `keys` in the elements of all convolutions looked up.
 
-        The elements of a convolution are the elements of its input and output for one sample.
+        Each distinct convolution counts once. The elements of a convolution are the elements of its input and
+        output for one sample.
         """
         some = sum(self.elements[key] for key in keys)
         return some / sum(self.elements.values()) if some else 0.0
@@ -141,7 +145,10 @@ class StoredWorkspaces:
         self._answered: defaultdict[tuple[Capability, int], _Answered] = defaultdict(_Answered)
 
     def __call__(self, capability: Capability, sm_count: int, convolution: Convolution) -> Workspaces:
-        """Return the stored workspace, else a workspace from similar convolutions, else 0 bytes."""
+        """Return the workspace of a convolution, or 0 bytes if there is no answer.
+
+        A stored answer is preferred to an answer from similar convolutions.
+        """
         one = convolution  # by all but its batch size
         key = (
             *(capability, sm_count, one.dtype, one.channels_last, one.direction, one.x[1:], one.w),
@@ -172,7 +179,7 @@ class StoredWorkspaces:
         return WorkspaceAccount(source, *shares, notes=tuple(self._notes(answered)))
 
     def _notes(self, answered: _Answered) -> Iterator[str]:
-        """Yield notes on the source of the answers, and on convolutions with uncertain or missing answers."""
+        """Yield notes on the source of the answers, and on uncertain or missing answers."""
         count = len(answered.elements)
         note = f"convolutions take the workspaces that cuDNN {answered.cudnn} requests, by stored answers"
         if answered.other is not None:

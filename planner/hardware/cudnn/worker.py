@@ -57,7 +57,10 @@ class RefusedError(Exception):
 
 
 class Library:
-    """A loaded cuDNN library, with the functions of its backend API that convolution queries need."""
+    """A loaded cuDNN library with its backend API.
+
+    The methods are limited to the functions that convolution queries need.
+    """
 
     def __init__(self, folder: Path, cublaslt: str = "") -> None:
         # Libraries that cuDNN needs from NVIDIA's other packages; once loaded, they are found by name.
@@ -82,7 +85,10 @@ class Library:
             raise RefusedError(self.functions.cudnnGetErrorString(status).decode())
 
     def create(self, kind: int, made: ExitStack) -> Any:
-        """Return a new descriptor of type `kind`, which is destroyed when the stack `made` is closed."""
+        """Return a new descriptor of type `kind`.
+
+        The descriptor is destroyed when the stack `made` is closed.
+        """
         descriptor = ctypes.c_void_p()
         self.call("CreateDescriptor", kind, ctypes.byref(descriptor))
         made.callback(self.functions.cudnnBackendDestroyDescriptor, descriptor)
@@ -185,7 +191,10 @@ def _convolution(library: Library, made: ExitStack, question: dict[str, Any]) ->
 
 
 def _configs(library: Library, made: ExitStack, graph: Any, device: Any, mode: int, most: int) -> list[Any]:
-    """Return the first `most` engine configurations from a heuristics mode, in order; [] if refused."""
+    """Return the first `most` engine configurations of a heuristics mode.
+
+    The configurations are in order. Returns [] if cuDNN refuses the query.
+    """
     heuristics = library.create(_HEURISTICS, made)
     library.set(heuristics, 201, "descriptor", graph)
     library.set(heuristics, 200, "heuristic", mode)

@@ -90,10 +90,10 @@ def _of_layer(trace: Trace, birth: Alloc, row: ConvWorkspace) -> LayerWorkspace:
 
 
 def name_parts(query: Convolution, notes: tuple[str, ...], workspace_bytes: int) -> Parts:
-    """Return parts that add up to the workspace, the largest first and an unnamed rest last.
+    """Return parts that add up to the workspace, the largest first.
 
-    `notes` are the notes of cuDNN's engine. x, w and y are the input, the weights and the output of the
-    convolution, or their gradients.
+    An unnamed rest comes last. `notes` are the notes of cuDNN's engine. x, w and y are the input, the weights
+    and the output of the convolution, or their gradients.
     """
     if workspace_bytes <= 0:
         return ()
@@ -211,7 +211,7 @@ def _copies(query: Convolution) -> Iterator[Parts]:
 def _sized(
     query: Convolution, letters: tuple[str, ...], float32: Mapping[str, tuple[int, ...]]
 ) -> Iterator[Parts]:
-    """Yield the workspace parts of the tensors' copies, for each combination of padded sizes."""
+    """Yield the copies of tensors for each combination of padded sizes."""
     kinds = [(Term.COPY, letter, _sizes(query, letter)) for letter in letters]
     kinds += [(Term.FLOAT32, letter, sizes) for letter, sizes in float32.items()]
     for chosen in product(*(sizes for _, _, sizes in kinds)):
@@ -222,9 +222,10 @@ def _sized(
 
 
 def _sizes(query: Convolution, letter: str) -> tuple[int, ...]:
-    """Return the possible sizes in bytes of a copy of a tensor, the last without padding.
+    """Return the possible sizes of a tensor's copy in bytes.
 
-    The channels, of the tensor or of each group, are padded to multiples of 16 or of 8 bytes, or not padded.
+    The last size has no padding. The channels, of the tensor or of each group, are padded to multiples of 16
+    or of 8 bytes, or not padded.
     """
     element_bytes = _ELEMENT_BYTES[query.dtype]
     sizes: tuple[int, ...] = getattr(query, letter)

@@ -1,7 +1,8 @@
-"""Compute NCCL's memory on a GPU by the rules in its sources, as a range that contains published figures.
+"""Compute NCCL's memory on a GPU by the rules in NCCL's sources.
 
-NCCL allocates by channel and peer. The number of channels depends on the links between GPUs, which a job does
-not name. Sources, read in NVIDIA/nccl v2.18.6, v2.20.5, v2.21.5, v2.22.3, v2.28.9 and 2.30.7:
+The result is a range that contains published figures. NCCL allocates by channel and peer. The number of
+channels depends on the links between GPUs, which a job does not name. Sources, read in NVIDIA/nccl v2.18.6,
+v2.20.5, v2.21.5, v2.22.3, v2.28.9 and 2.30.7:
 
 - init.cc: each connection has a buffer of each protocol, 4 MiB (Simple), 512 KiB (LL) and 4,800 KiB (LL128).
   transport/p2p.cc puts all at the receiving end, or the first at the sending end if GPUs read (Ampere over
@@ -79,7 +80,7 @@ def communicator_mib(communicator: Communicator) -> Range:
 
 
 def nccl_mib(communicator: Communicator, count: int) -> Range:
-    """Return the memory in MiB of `count` equal communicators of a process, including kernels."""
+    """Return the memory of equal communicators of a process in MiB. NCCL's kernels are included."""
     each = communicator_mib(communicator)
     return Range(*(kernels + count * one for kernels, one in zip(KERNELS, each, strict=True)))
 

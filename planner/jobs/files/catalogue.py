@@ -1,8 +1,9 @@
-"""Read models.yaml, a catalogue of named jobs, with strict checks; an error names the line and the key.
+"""Read models.yaml, a catalogue of named jobs.
 
-The file maps names to entries. An entry's keys: `source` (SOURCE:NAME or FILE.py:NAME) and `about` (one
-sentence with the origin), both required; `args` (constructor keywords), `inputs` (a list of samples such as
-3x224x224), `batch`, `target` and the options of a job as the command line names them.
+Checks are strict; an error names the line and the key. The file maps names to entries. An entry's keys:
+`source` (SOURCE:NAME or FILE.py:NAME) and `about` (one sentence with the origin), both required; `args`
+(constructor keywords), `inputs` (a list of samples such as 3x224x224), `batch`, `target` and the options of a
+job as the command line names them.
 """
 
 from collections.abc import Collection

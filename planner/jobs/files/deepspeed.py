@@ -1,6 +1,7 @@
-"""Read DeepSpeed's configuration, refuse settings that are not planned, and replace "auto" by values.
+"""Read and check DeepSpeed's configuration.
 
-The keys are those of DeepSpeed 0.19 (runtime/constants.py, runtime/zero/config.py).
+Settings that are not planned are refused, and "auto" is replaced by values. The keys are those of DeepSpeed
+0.19 (runtime/constants.py, runtime/zero/config.py).
 """
 
 import json
@@ -112,7 +113,7 @@ def precision_agrees(job: Job) -> bool:
 
 
 def model_precision(job: Job) -> Precision:
-    """Return the precision of the job's model, to which DeepSpeed's configuration may convert it."""
+    """Return the precision of the job's model. DeepSpeed's configuration may convert the model."""
     if job.sharding.deepspeed:
         config = json.loads(job.sharding.deepspeed)
         for name, precisions in _PRECISIONS.items():
@@ -123,7 +124,7 @@ def model_precision(job: Job) -> Precision:
 
 
 def fill_deepspeed(job: Job, batch: int, hidden_size: int | None) -> dict[str, Any]:
-    """Return the configuration of a job at a batch size, as DeepSpeed's engine receives it.
+    """Return a job's configuration for DeepSpeed's engine at a batch size.
 
     Values that are "auto" are taken from the job, as transformers fills them; in `zero_optimization` they
     follow from the hidden size, or are deleted so that DeepSpeed's defaults apply. Raises UsageError if a

@@ -1,7 +1,8 @@
-"""Read a job from a TOML file of torchtitan, as `train.py --job.config_file` takes it.
+"""Read a job from a TOML file of torchtitan.
 
-Options given on the command line fill in or override the file: the number of GPUs of torchrun is `--fsdp`.
-The keys are torchtitan's from before its configuration became Python (torchtitan/config/job_config.py).
+The file is the argument of `train.py --job.config_file`. Options given on the command line fill in or
+override the file: the number of GPUs of torchrun is `--fsdp`. The keys are torchtitan's from before its
+configuration became Python (torchtitan/config/job_config.py).
 """
 
 import tomllib

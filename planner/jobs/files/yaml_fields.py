@@ -1,8 +1,9 @@
-"""Read a job's fields from YAML files: options, tensors, constructor arguments, and models by name.
+"""Read a job's fields from YAML files.
 
-Files of unknown origin are safe to read: nothing that they name is executed. Code runs only if the user named
-it on the command line, or allowed the file to name it with --allow-code. No file can name a library; a
-library's folder is given on the command line only (docs/robustness.md).
+The fields are options, tensors, constructor arguments, and models by name. Files of unknown origin are safe
+to read: nothing that they name is executed. Code runs only if the user named it on the command line, or
+allowed the file to name it with --allow-code. No file can name a library; a library's folder is given on the
+command line only (docs/robustness.md).
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -84,7 +85,7 @@ def _value_of(option: JobOption, entry: Entry) -> Any:
 
 
 def parse_entry(entry: Entry, parse: Callable[..., T], *given: Any, **options: Any) -> T:
-    """Call `parse` and return its result; a UsageError of `parse` becomes a DataFileError about the entry."""
+    """Call `parse` and return its result. A UsageError of `parse` becomes a DataFileError about the entry."""
     try:
         return parse(*given, **options)
     except UsageError as error:
@@ -104,7 +105,7 @@ def read_sample(entry: Entry) -> TensorSpec:
 
 
 def _read_target(entry: Entry) -> dict[str, Any]:
-    """Return a target, or a list of named targets, as values for `Job.replace`."""
+    """Return the target or targets in an entry, as values for `Job.replace`."""
     import yaml
 
     if not isinstance(entry.node, yaml.SequenceNode):
@@ -128,7 +129,7 @@ def read_count(entry: Entry, maximum: int, minimum: int = 1) -> int:
 
 
 def read_flag(entry: Entry) -> bool:
-    """Return the entry, which must be `true` or `false`, as a bool."""
+    """Return the entry as a bool. The entry must be `true` or `false`."""
     if not (entry.is_word("true") or entry.is_word("false")):
         raise entry.broken("expected true or false")
     return entry.is_word("true")
@@ -183,7 +184,7 @@ def _read_argument(entry: Entry, values: Iterator[int]) -> object:
 
 
 def read_source(entry: Entry, model: str, sources: Collection[str]) -> str:
-    """Return the source of a model that a file names, or "" for a catalogue name. Raises DataFileError."""
+    """Return the source of a model in a file, or "" for a catalogue name. Raises DataFileError."""
     source, name = parse_entry(entry, split_model, model)
     _check_code(entry, model, source == FILE, sources)
     is_path = source == "nnunet" or (source in _OF_PATHS and ("/" in name or Path(name).is_dir()))

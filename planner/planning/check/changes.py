@@ -1,4 +1,7 @@
-"""Compare the memory of jobs between two revisions of a project, and name the modules that changed."""
+"""Compare the memory of jobs between two revisions of a project.
+
+The modules that changed most are named.
+"""
 
 from collections.abc import Iterable, Mapping
 
@@ -14,7 +17,7 @@ SMALLEST_BYTES = 2**20  # the smallest change that counts: below it, figures of 
 
 
 class ModuleChange(Struct, frozen=True):
-    """A module, and the change of the memory that it holds at the allocated peak."""
+    """A module, and the change of its memory at the allocated peak."""
 
     name: str  # empty for the whole model, or for memory outside of modules
     change_bytes: int
@@ -30,11 +33,11 @@ class CheckChange(Struct, frozen=True):
 
     @property
     def change_bytes(self) -> int:
-        """Return the bytes by which the process has grown; negative if it has shrunk."""
+        """Return the growth of the process in bytes. The result is negative if the process has shrunk."""
         return self.row.estimate.process_bytes - self.before_bytes
 
     def exceeds(self, most: Headroom | None) -> bool:
-        """Return whether the process has grown by more than `most`; False if `most` is None."""
+        """Return whether the process has grown by more than `most`. Returns False if `most` is None."""
         return most is not None and self.change_bytes > most.of(self.before_bytes)
 
 

@@ -63,7 +63,10 @@ class Headroom(Struct, frozen=True):
     share: float = 0.0  # of the available memory; counts if `size_bytes` is 0
 
     def of(self, available_bytes: int) -> int:
-        """Return `size_bytes`, or the bytes of the share of `available_bytes` if `size_bytes` is 0."""
+        """Return the amount of memory in bytes.
+
+        A share counts if `size_bytes` is 0, and is a share of `available_bytes`.
+        """
         return self.size_bytes or round(self.share * available_bytes)
 
 
@@ -75,7 +78,7 @@ class _Limits(Struct, frozen=True):
 
 
 class CheckJob(Struct, frozen=True):
-    """A job in `[tool.planner]`, with the GPUs and the budget that it has to fit."""
+    """A job in `[tool.planner]`, with the GPUs and the budget that it must fit."""
 
     name: str
     where: str  # file, line and key, for messages
@@ -91,7 +94,10 @@ class CheckJob(Struct, frozen=True):
 
 
 class CheckConfig(Struct, frozen=True):
-    """The contents of `[tool.planner]` in a file: its jobs, and the mildest verdict that fails a check."""
+    """The contents of `[tool.planner]` in a file.
+
+    These are the jobs, and the mildest verdict that fails a check.
+    """
 
     path: Path
     fail_on: FailOn | None
@@ -99,9 +105,9 @@ class CheckConfig(Struct, frozen=True):
 
 
 def find_config(start: Path) -> Path:
-    """Return the nearest pyproject.toml with `[tool.planner]` in a folder or one of its parents.
+    """Return the nearest pyproject.toml that contains `[tool.planner]`.
 
-    Raises UsageError if no such file exists.
+    A folder and its parents are searched. Raises UsageError if no such file exists.
     """
     for folder in (start, *start.parents):
         path = folder / CONFIG_NAME
@@ -174,7 +180,7 @@ def _job(
 
 
 def _batch(entry: Entry, parts: Mapping[str, Entry], catalogue: Mapping[str, CatalogueEntry]) -> int:
-    """Return the batch size of a job, by default the catalogue's batch size for its model."""
+    """Return the batch size of a job. The default is the catalogue's batch size for the model."""
     if "batch" in parts:
         return read_count(parts["batch"], LARGEST_BATCH)
     known = catalogue.get(parts["model"].text())
@@ -184,7 +190,7 @@ def _batch(entry: Entry, parts: Mapping[str, Entry], catalogue: Mapping[str, Cat
 
 
 def _limits(parts: Mapping[str, Entry], default: _Limits) -> _Limits:
-    """Return the limits that the keys of a table set, with values of `default` for missing keys."""
+    """Return the limits that a table sets. Missing keys have the values of `default`."""
     confidence = default.confidence
     if "confidence" in parts:
         confidence = parts["confidence"].convert(float)

@@ -1,4 +1,4 @@
-"""Check out the files of a project at a revision of its git repository, in a temporary folder.
+"""Check out a revision of a project's git repository in a temporary folder.
 
 The repository is not changed: the files are checked out through a temporary index, and no worktree is
 registered.
@@ -33,9 +33,10 @@ class Revision(Struct, frozen=True):
 
 @contextmanager
 def export_revision(folder: Path, name: str) -> Iterator[Revision]:
-    """Check out a revision of the project in `folder`, yield it, and delete the checked-out files on exit.
+    """Check out a revision of the project in `folder`, and yield it.
 
-    Raises UsageError if git fails, or if the revision does not contain the folder.
+    The checked-out files are deleted on exit. Raises UsageError if git fails, or if the revision does not
+    contain the folder.
     """
     top = Path(_git(folder, "rev-parse", "--show-toplevel", name=name))
     commit = _git(

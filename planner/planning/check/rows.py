@@ -1,4 +1,7 @@
-"""The rows of a check's answer: an estimate of a job on a GPU, or the reason why there is none."""
+"""The rows of a check's answer.
+
+A row is an estimate of a job on a GPU, or the reason why there is none.
+"""
 
 from msgspec import Struct
 
@@ -9,7 +12,10 @@ from planner.planning.estimate import Estimate
 
 
 class CheckRow(Struct, frozen=True):
-    """The estimate and verdict of a job on one of its GPUs, or under its budget alone."""
+    """The estimate and verdict of a job on one of its GPUs.
+
+    A job without GPUs is judged under its budget alone.
+    """
 
     job: CheckJob
     device: Device | None

@@ -47,9 +47,10 @@ class Judgement(Struct, frozen=True):
 def judge(
     estimate: Estimate, trace: Trace, even: Budget, budget_bytes: int | None, headroom: Headroom
 ) -> Judgement:
-    """Judge a batch on its GPU and, if `budget_bytes` is given, under that budget; return the worse verdict.
+    """Return the verdict on a batch, with reason and figures.
 
-    The returned available bytes are the smaller, and the returned probability is the larger, of both
+    The batch is judged on its GPU and, if `budget_bytes` is given, under that budget; the worse verdict
+    counts. The returned available bytes are the smaller, and the returned probability is the larger, of both
     judgements. `even` is the GPU's budget at confidence 0.5.
     """
     judgements = [_judge_gpu(estimate, trace, even, headroom)]
@@ -107,7 +108,10 @@ def _upper_at(estimate: Estimate, confidence: float) -> int:
 
 
 def _probability_beyond(estimate: Estimate, budget_bytes: int) -> float | None:
-    """Return the probability that the process exceeds a budget, or None if no known run resembles the job."""
+    """Return the probability that a process exceeds a budget, or None if it is unknown.
+
+    It is unknown if no known run resembles the job.
+    """
     if estimate.budget.likeness.unlike and not is_fitted(estimate.budget):
         return None
     low, high = 1 - _MOST, _MOST
@@ -122,10 +126,10 @@ def _probability_beyond(estimate: Estimate, budget_bytes: int) -> float | None:
 
 
 def largest_that_holds(holds: Callable[[int], bool], start: int, most: int) -> int:
-    """Return the largest batch up to `most` for which `holds` returns True, or 0 if no batch does.
+    """Return the largest batch for which `holds` returns True, or 0 if no batch does.
 
-    If `holds` is true for a batch, it has to be true for all smaller batches. The search begins at `start`,
-    which should be near the answer.
+    Batches up to `most` are tried. If `holds` is true for a batch, it has to be true for all smaller batches.
+    The search begins at `start`, which should be near the answer.
     """
     low, high, probe = 0, most + 1, min(start, most)
     while high - low > 1:

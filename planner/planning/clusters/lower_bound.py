@@ -1,4 +1,7 @@
-"""Compute lower bounds on the memory that a rank of a split needs, from splits that were traced."""
+"""Compute lower bounds on the memory of a rank.
+
+The bounds follow from splits that were traced.
+"""
 
 from collections.abc import Iterator
 
@@ -12,7 +15,7 @@ _STATES = (Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER)
 
 
 class TracedSplit(Struct, frozen=True):
-    """A traced split, with the peaks in unlimited memory and the state bytes of one of its ranks."""
+    """A traced split, with the memory of one of its ranks. The peaks are in unlimited memory."""
 
     split: Split
     allocated_bytes: int
@@ -21,7 +24,10 @@ class TracedSplit(Struct, frozen=True):
 
 
 def state_bytes_of(trace: Trace) -> int:
-    """Return the bytes of weights, gradients and optimizer states that a trace leaves allocated."""
+    """Return the bytes of state that a trace leaves allocated.
+
+    State is weights, gradients and optimizer state.
+    """
     left: dict[int, int] = {}
     for event in trace.events:
         if isinstance(event, Alloc) and event.category in _STATES:
@@ -32,7 +38,7 @@ def state_bytes_of(trace: Trace) -> int:
 
 
 def least_bytes(split: Split, traced: list[TracedSplit]) -> int:
-    """Return a lower bound on the bytes that a rank of a split reserves, or 0 if no traced split gives one.
+    """Return a lower bound on a rank's reserved bytes, or 0 if no traced split gives a bound.
 
     The bound is the largest of three:
 

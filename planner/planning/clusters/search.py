@@ -1,4 +1,7 @@
-"""Find the fewest GPUs of a kind that run a global batch, and its splits over these and more GPUs."""
+"""Find the fewest GPUs that run a global batch.
+
+The splits of the batch over these and more GPUs are found too.
+"""
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
@@ -53,13 +56,16 @@ class ClusterPlan(Struct, frozen=True):
 
     @property
     def fits(self) -> bool:
-        """Return whether the reserved peak is within the allocator's limit, so that no retries are needed."""
+        """Return whether the plan needs no retries of the allocator.
+
+        If so, the reserved peak is within the allocator's limit.
+        """
         limit = self.budget.limits.allocator_limit_bytes
         return limit is None or self.peak_reserved_bytes <= limit
 
 
 class ClusterPlans(Struct, frozen=True):
-    """The plans for one kind of GPU; `plans` is empty if no number of GPUs suffices."""
+    """The plans for one kind of GPU. `plans` is empty if no number of GPUs suffices."""
 
     budget: Budget
     plans: tuple[ClusterPlan, ...]  # in ascending order of the number of GPUs
@@ -67,7 +73,10 @@ class ClusterPlans(Struct, frozen=True):
 
 
 class ClusterAdvice(Struct, frozen=True):
-    """The splits of a global batch over all GPUs of a cluster, each with its recipe's largest micro-batch."""
+    """The splits of a global batch over all GPUs of a cluster.
+
+    Each split has the largest micro-batch of its recipe.
+    """
 
     gpus: int
     plans: ClusterPlans  # the fastest recipe first; recipes without tensor parallel before recipes with it
@@ -88,7 +97,10 @@ class ClusterTable(Struct, frozen=True):
 
 
 class _Need(Struct, frozen=True):
-    """The peaks of a rank in unlimited memory, and the published runs that the job resembles."""
+    """The memory peaks of a rank in unlimited memory.
+
+    The published runs that the job resembles are included.
+    """
 
     allocated_bytes: int
     reserved_bytes: int
@@ -101,7 +113,7 @@ BudgetOf = Callable[[Job], Budget]  # the budget of one kind of GPU, minus NCCL'
 
 
 class ClusterSearch:
-    """A search for the splits of one job over several kinds of GPUs, which share traces."""
+    """A search for the splits of one job over several kinds of GPUs. The kinds of GPUs share traces."""
 
     def __init__(self, job: Job, question: ClusterQuestion, traces: RankTraces) -> None:
         self._job, self._question, self._traces = job, question, traces
@@ -111,11 +123,11 @@ class ClusterSearch:
         self._refused: dict[str, str] = {}  # reasons, by the measure that is not planned
 
     def plans(self, budget_of: BudgetOf, most: int = 1) -> ClusterPlans:
-        """Return the plan on the fewest GPUs, and also plans on more GPUs if `most` is above 1.
+        """Return the plan on the fewest GPUs.
 
-        The plans on more GPUs include the fewest GPUs on which the fastest recipe fits. Tensor parallel is
-        tried only on fewer GPUs than suffice without it, with the recipe of least memory. Raises the errors
-        of a capture.
+        If `most` is above 1, plans on more GPUs are added. The plans on more GPUs include the fewest GPUs on
+        which the fastest recipe fits. Tensor parallel is tried only on fewer GPUs than suffice without it,
+        with the recipe of least memory. Raises the errors of a capture.
         """
         possible = self._possible(self._recipes, budget_of)
         for tp in self._question.tensor_parallel_sizes():
@@ -136,9 +148,9 @@ class ClusterSearch:
         return ClusterPlans(first.budget, shown, (*first.notes, *self._refused.values()))
 
     def advise(self, budget_of: BudgetOf) -> ClusterAdvice:
-        """Return a plan on the most GPUs possible for each recipe that fits, and the recipes that do not fit.
+        """Return a plan for each recipe that fits, and the recipes that do not fit.
 
-        Raises the errors of a capture.
+        The plans are on the largest possible number of GPUs. Raises the errors of a capture.
         """
         question = self._question
         sizes = (1, *question.tensor_parallel_sizes())
@@ -163,7 +175,7 @@ class ClusterSearch:
     def _possible(
         self, recipes: Sequence[Recipe], budget_of: BudgetOf, below: int | None = None
     ) -> dict[Recipe, int]:
-        """Return the recipes that fit, each with the smallest number of GPUs on which it fits.
+        """Return the recipes that fit, with the smallest number of GPUs for each.
 
         Only numbers of GPUs below `below` are tried, if it is given. The recipes that save most memory are
         tried first, since their traces may rule out the others.
@@ -185,9 +197,9 @@ class ClusterSearch:
     def _least_costly(
         self, gpus: int, possible: Mapping[Recipe, int], budget_of: BudgetOf
     ) -> ClusterPlan | None:
-        """Return the plan of the fastest recipe that fits this number of GPUs, or None if no recipe fits.
+        """Return the plan of the fastest recipe that fits, or None if no recipe fits.
 
-        The plan has the recipe's largest micro-batch.
+        The number of GPUs is `gpus`. The plan has the recipe's largest micro-batch.
         """
         for recipe, fewest in possible.items():
             if gpus < fewest or gpus not in self._question.gpu_counts(recipe.tp):
@@ -208,7 +220,10 @@ class ClusterSearch:
         return best
 
     def _fits(self, split: Split, budget_of: BudgetOf) -> ClusterPlan | None:
-        """Return the plan of a split, or None if it needs retries, does not fit or cannot be planned."""
+        """Return the plan of a split, or None if the split does not fit.
+
+        Plans that need retries, and plans that cannot be made, count as not fitting.
+        """
         what = _refusable(split.recipe, self._job)
         if what in self._refused:
             return None
@@ -216,7 +231,10 @@ class ClusterSearch:
         return plan if plan is not None and plan.fits else None
 
     def _planned(self, split: Split, budget_of: BudgetOf) -> ClusterPlan | None:
-        """Return the plan of a split, or None if it cannot be planned or a lower bound exceeds the limit."""
+        """Return the plan of a split, or None if there is no plan.
+
+        There is none if the job is refused, or if a lower bound exceeds the limit.
+        """
         job = job_of(self._job, split)
         budget = budget_of(job)
         if self._cannot_fit(split, budget):
@@ -272,7 +290,7 @@ def _kind_of_trace(budget: Budget) -> tuple[object, ...]:
 
 
 def _refusable(recipe: Recipe, job: Job) -> str:
-    """Return the technique of a recipe that a model may not support, or "" if it supports all of them.
+    """Return the technique of a recipe that a model may not support, or "" if there is none.
 
     A checkpointing mode that the job itself asks for is supported.
     """
@@ -284,6 +302,9 @@ def _refusable(recipe: Recipe, job: Job) -> str:
 
 
 def find_clusters(search: ClusterSearch, budgets: Sequence[BudgetOf]) -> tuple[ClusterPlans, ...]:
-    """Return the plans for each kind of GPU: one on the fewest GPUs, or several if there is only one kind."""
+    """Return the plans for each kind of GPU.
+
+    There is one plan, on the fewest GPUs, or several plans if there is only one kind of GPU.
+    """
     most = MOST_PLANS if len(budgets) == 1 else 1
     return tuple(search.plans(budget_of, most) for budget_of in budgets)

@@ -24,10 +24,10 @@ class ClusterQuestion(Struct, frozen=True):
     most_gpus: int = MOST_GPUS
 
     def gpu_counts(self, tp: int = 1) -> list[int]:
-        """Return, in ascending order, the numbers of GPUs over which the global batch can be split.
+        """Return the numbers of GPUs over which the global batch can be split.
 
-        The number of groups of `tp` GPUs divides the global batch. The number of GPUs divides a node or fills
-        whole nodes.
+        They are in ascending order. The number of groups of `tp` GPUs divides the global batch. The number of
+        GPUs divides a node or fills whole nodes.
         """
         most = min(self.most_gpus, self.global_batch * tp)
         return [
@@ -38,11 +38,14 @@ class ClusterQuestion(Struct, frozen=True):
         ]
 
     def most_tried(self) -> int:
-        """Return the largest number of GPUs that is tried, with or without tensor parallel."""
+        """Return the largest number of GPUs that is tried. It may be with or without tensor parallel."""
         return max(self.gpu_counts(tp)[-1] for tp in (1, *self.tensor_parallel_sizes()))
 
     def tensor_parallel_sizes(self) -> list[int]:
-        """Return the group sizes above 1 to try for tensor parallel, each a divisor of the GPUs of a node."""
+        """Return the group sizes to try for tensor parallel.
+
+        They are above 1 and divide the number of GPUs of a node.
+        """
         sizes = range(2, min(self.gpus_per_node, LARGEST_TENSOR_PARALLEL) + 1)
         return [size for size in sizes if self.gpus_per_node % size == 0 and self.gpu_counts(size)]
 
@@ -59,7 +62,10 @@ class Gathers(IntEnum):
 
 
 class Recipe(Struct, frozen=True):
-    """The measures that save memory and cost time: checkpointing, gathering of weights, tensor parallel."""
+    """The measures of a split that save memory and cost time.
+
+    They are checkpointing, gathering of weights, and tensor parallel.
+    """
 
     checkpoint: Checkpoint  # which blocks are computed again in the backward pass
     gathers: Gathers
@@ -72,7 +78,7 @@ class Recipe(Struct, frozen=True):
 
 
 class Split(Struct, frozen=True):
-    """A division of a global batch over a number of GPUs, by a recipe."""
+    """The division of a global batch over several GPUs, by a recipe."""
 
     gpus: int
     recipe: Recipe
@@ -81,14 +87,18 @@ class Split(Struct, frozen=True):
 
     @property
     def shards(self) -> int:
-        """Return the number of FSDP shards of the weights, apart from tensor parallel; 1 without FSDP."""
+        """Return the number of FSDP shards of the weights, or 1 without FSDP.
+
+        Tensor parallel does not count.
+        """
         return 1 if self.recipe.gathers is Gathers.NEVER else self.gpus // self.recipe.tp
 
 
 def recipes_of(job: Job) -> list[Recipe]:
-    """Return the recipes that a job's options leave open, from the fastest to the recipe of least memory.
+    """Return the recipes that a job's options leave open, the fastest first.
 
-    Raises UsageError if the job's own options say how it is split over GPUs.
+    The recipe of least memory comes last. Raises UsageError if the job's own options say how it is split over
+    GPUs.
     """
     for name in ("fsdp", "ddp", "tp"):
         if job.value(name):
@@ -110,7 +120,10 @@ def recipes_of(job: Job) -> list[Recipe]:
 
 
 def splits_on(gpus: int, recipe: Recipe, question: ClusterQuestion) -> Iterator[Split]:
-    """Yield the splits of the global batch over a number of GPUs, in ascending order of the micro-batch."""
+    """Yield the splits of the global batch over a number of GPUs.
+
+    They are in ascending order of the micro-batch.
+    """
     share = question.global_batch * recipe.tp // gpus
     for micro_batch in range(1, share + 1):
         if share % micro_batch == 0:
@@ -118,9 +131,10 @@ def splits_on(gpus: int, recipe: Recipe, question: ClusterQuestion) -> Iterator[
 
 
 def job_of(job: Job, split: Split) -> Job:
-    """Return the job of one rank, with the checkpointing, sharding and accumulation of a split.
+    """Return the job of one rank of a split.
 
-    The job accumulates at most `_ACCUMULATED` micro-batches, since further micro-batches repeat the last.
+    The split decides checkpointing, sharding and accumulation. The job accumulates at most `_ACCUMULATED`
+    micro-batches, since further micro-batches repeat the last.
     """
     accumulate = min(split.accumulate, _ACCUMULATED)
     alone: dict[str, Any] = {"checkpoint": split.recipe.checkpoint, "accumulate": accumulate}

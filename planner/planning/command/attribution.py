@@ -1,4 +1,7 @@
-"""Attribute the blocks of a recorded history to categories, modules and lines of the script."""
+"""Attribute the blocks of a recorded history to their origin.
+
+The origin is a category, a module and a line of the script.
+"""
 
 import linecache
 from bisect import bisect_right
@@ -18,12 +21,13 @@ _PRECEDENCE = (Category.PARAMETER, Category.OPTIMIZER, Category.GRADIENT, Catego
 
 
 def attributed_trace(history: ProcessHistory, batch: int, blas_bytes: int) -> Trace:
-    """Convert a recorded history to a trace with a category, module and source line for each block.
+    """Return the trace of a recorded history with the origin of each block.
 
-    Parameters, gradients, optimizer state and inputs are recognized by their addresses. A block that is
-    allocated in the forward pass and alive when the backward pass starts is an activation. `blas_bytes` is
-    the size of the workspace that cuBLAS never frees. Raises ValueError if the history records no phases
-    and modules (`course`) or does not begin with the process.
+    The origin is a category, a module and a source line. Parameters, gradients, optimizer state and inputs
+    are recognized by their addresses. A block that is allocated in the forward pass and alive when the
+    backward pass starts is an activation. `blas_bytes` is the size of the workspace that cuBLAS never frees.
+    Raises ValueError if the history records no phases and modules (`course`) or does not begin with the
+    process.
     """
     if history.course is None:
         raise ValueError("the history records no phases and modules")
@@ -51,7 +55,7 @@ def _code(source: str) -> str:
 
 @dataclass(slots=True)
 class _Block:
-    """A block of a history, with its origin and the category found so far."""
+    """A block of a history, with its origin and category."""
 
     requested_bytes: int
     line: str  # FILE:LINE of the script; "" if no line of it was on the stack
@@ -63,7 +67,10 @@ class _Block:
     dies_in: int | None = None  # optimizer steps that ended before it is freed; None if it is never freed
 
     def is_blas(self, blas_bytes: int) -> bool:
-        """Return whether size, lifetime and category show that the block is a workspace that cuBLAS keeps."""
+        """Return whether the block is a workspace that cuBLAS keeps.
+
+        Its size, lifetime and category decide.
+        """
         outlives_step = self.dies_in is None or self.dies_in > self.step
         return (
             self.requested_bytes == blas_bytes
@@ -90,7 +97,7 @@ class _Walk:
     _copying: set[str] = field(default_factory=set)  # lines that bring a batch to the GPU
 
     def over(self, history: ProcessHistory, course: Course) -> list[_Block]:
-        """Walk through a history, and return its blocks with categories from addresses and phases."""
+        """Return the blocks of a history, with categories. Addresses and phases decide the categories."""
         notes: list[_Note] = [(place, course.tables[index]) for place, index in course.held]
         notes += ((mark.place, mark) for mark in course.marks)
         notes.sort(key=_order)
@@ -149,5 +156,8 @@ class _Walk:
 
 
 def _order(note: _Note) -> tuple[int, bool]:
-    """Return a key that sorts notes by position in the history, holders of blocks before course marks."""
+    """Return a key that sorts notes by position in the history.
+
+    At one position, holders of blocks come before course marks.
+    """
     return note[0], isinstance(note[1], CourseMark)

@@ -1,4 +1,7 @@
-"""Find the largest batch size of a command by replaying its histories, and confirm it by runs."""
+"""Find the largest batch size of a command by replaying histories.
+
+Runs of the command confirm the answer.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -39,7 +42,10 @@ class BatchFinder:
     retries_differ: str = ""  # why replays do not find the largest batch size with retries; empty if they do
 
     def find(self) -> Search:
-        """Find the largest batch size by replays that runs confirm, or by runs alone if replays fail."""
+        """Find the largest batch size.
+
+        Replays that runs confirm give the answer, or runs alone if replays fail.
+        """
         first = max(1, _FIRST_BATCH // self.unit) * self.unit
         self._record(first)
         guess = self._guess(first)
@@ -62,7 +68,7 @@ class BatchFinder:
     # ---- histories
 
     def _record(self, batch: int) -> None:
-        """Record a run of a batch size without retries, unless one is recorded already."""
+        """Record a run of a batch size without retries. A run that is recorded already is kept."""
         if batch not in self.recorded:
             self.recorded[batch] = self.runs.unbounded(batch)
 
@@ -100,7 +106,10 @@ class BatchFinder:
         return not has_steps or self.runs.unbounded(batch).largest.step_count > 0
 
     def _refit(self, near: int) -> str:
-        """Fit the recorded histories to programs; return the reason if they do not align, else ""."""
+        """Fit programs to the recorded histories, and return "" or the problem.
+
+        There is a problem if the histories do not align.
+        """
         fit = fit_runs(self.recorded, near, self.runs.device)
         self.fit = fit if isinstance(fit, Fit) else None
         return "" if isinstance(fit, Fit) else fit
@@ -111,7 +120,7 @@ class BatchFinder:
     # ---- by replay
 
     def _outcome(self, batch: int) -> Outcome:
-        """Return the outcome of the run at a batch size, or of a replay if there was no run."""
+        """Return the outcome at a batch size from its run, or from a replay if there was no run."""
         run = self.runs.on_gpu.get(batch)
         if run is not None:
             return run.outcome
@@ -128,9 +137,10 @@ class BatchFinder:
         return in_samples(found, self.unit)
 
     def _confirm(self, search: Search) -> Search:
-        """Run the answers and their successors, and search again with the outcome of each run.
+        """Run the answers of a search, and search again with the outcomes.
 
-        If replays and runs keep disagreeing, the search goes on by runs alone.
+        The batch sizes after the answers are run too. If replays and runs keep disagreeing, the search goes
+        on by runs alone.
         """
         most_runs = self.runs.count + _MOST_RUNS
         contradictions = 0  # in a row: one may be a matter of bytes, two mean that the traces are wrong
@@ -158,11 +168,11 @@ class BatchFinder:
         return search
 
     def _needs_more_whole(self, batch: int, search: Search, expected: Outcome) -> bool:
-        """Run an answer beyond its first optimizer steps, and return whether it then needs more memory.
+        """Return whether an answer needs more memory beyond its first optimizer steps.
 
-        Returns False without a run if there are no whole runs, or if the batch size is not an answer that is
-        expected to fit. A whole run that fits as expected, or fails in its first steps, also counts as a run
-        of the first steps.
+        The command is run to find it out. Returns False without a run if there are no whole runs, or if the
+        batch size is not an answer that is expected to fit. A whole run that fits as expected, or fails in
+        its first steps, also counts as a run of the first steps.
         """
         is_answer = batch in (search.comfortable, search.largest) and expected is not Outcome.DOES_NOT_FIT
         if self.whole is None or not is_answer:
@@ -176,7 +186,7 @@ class BatchFinder:
         return self.runs.outcome(batch) is expected
 
     def _learn(self, batch: int) -> str:
-        """Refit with the history at a batch size that ran; return the reason not to trust replays, or "".
+        """Refit with the run at a batch size, and return "" or why replays are not trusted.
 
         A replay and a run may differ in whether retries suffice, since libraries that are short of memory
         take smaller workspaces. Then `retries_differ` is set, and replays still tell which batch sizes fit
@@ -194,7 +204,7 @@ class BatchFinder:
         return "" if expected is outcome else differs
 
     def _unconfirmed(self, search: Search) -> int | None:
-        """Return a batch size that decides the answers but did not run on the GPU, or None if all ran."""
+        """Return a deciding batch size that did not run on the GPU, or None if all ran."""
         if search.largest and not self._depends_on_batch():
             deciding = [max(self.recorded)]
         else:
@@ -207,12 +217,18 @@ class BatchFinder:
     # ---- by runs
 
     def _find_retrying_by_runs(self, near: Search) -> Search:
-        """Find the largest batch with retries by runs; the largest without retries is confirmed already."""
+        """Find the largest batch with retries by runs.
+
+        The largest batch without retries is confirmed already.
+        """
         self.notes.append(f"the largest batch with retries is found by runs alone: {self.retries_differ}")
         return self._search_of_runs(near.comfortable, near)
 
     def _find_by_runs(self, reason: str, near: Search | None = None) -> Search:
-        """Find the largest batch size by runs alone, near the answers of `near` or else by extrapolation."""
+        """Find the largest batch size by runs alone.
+
+        The search is near the answers of `near`, or else extrapolates.
+        """
         self.fit = None
         self.notes.append(f"found by runs alone, since histories cannot be replayed: {reason}")
         if near is None:

@@ -58,10 +58,11 @@ def largest_without_retries(runs: CommandRuns, unit: int, guess: int, most: int)
 
 
 def largest_with_retries(runs: CommandRuns, unit: int, guess: int, most: int) -> int:
-    """Return the largest multiple of `unit` up to `most` that fits, with retries or without.
+    """Return the largest multiple of `unit` that fits, with retries or without.
 
-    If memory is short, cuDNN takes smaller workspaces, so the memory of runs with retries follows a separate
-    line. The search extrapolates from the largest run with retries, or begins at `guess` if there is none.
+    It is at most `most`. If memory is short, cuDNN takes smaller workspaces, so the memory of runs with
+    retries follows a separate line. The search extrapolates from the largest run with retries, or begins at
+    `guess` if there is none.
     """
 
     def fits(batch: int) -> bool:
@@ -81,7 +82,7 @@ def largest_with_retries(runs: CommandRuns, unit: int, guess: int, most: int) ->
 def search_whole(
     whole: CommandRuns, steps: CommandRuns, search: Search, unit: int, most: int, notes: list[str]
 ) -> Search:
-    """Return `search` if whole runs confirm its answers, else the result of a search by whole runs."""
+    """Return `search` if whole runs confirm it, else the result of a search by whole runs."""
     if search.largest >= LARGEST_BATCH // 2:
         whole.outcome(max(steps.on_gpu))
         return search

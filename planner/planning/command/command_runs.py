@@ -19,7 +19,10 @@ _MOST_SPARE_BYTES = 2**42  # of all GPUs; the stand-ins reserve sixteen times as
 
 @dataclass(slots=True)
 class CommandRuns:
-    """Cached runs of a command: at most one on the GPU and one with memory to spare per batch size."""
+    """Cached runs of a command.
+
+    Each batch size has at most one run on the GPU and one with memory to spare.
+    """
 
     command: Sequence[str]
     options: RunOptions
@@ -35,14 +38,17 @@ class CommandRuns:
         return self.options.device
 
     def outcome(self, batch: int) -> Outcome:
-        """Return the outcome of a batch size on the GPU, running the command if no run is cached."""
+        """Return the outcome of a batch size on the GPU. The command is run if no run is cached."""
         if batch not in self.on_gpu:
             self.count += 1
             self.on_gpu[batch] = self.run(batch, self.options, "on the GPU")
         return self.on_gpu[batch].outcome
 
     def unbounded(self, batch: int) -> EmulatedRun:
-        """Return a run without retries: on the GPU if the batch fits there, else with memory to spare."""
+        """Return a run without retries.
+
+        It is on the GPU if the batch fits there, else with memory to spare.
+        """
         run = self.on_gpu.get(batch)
         if run is not None and run.outcome is Outcome.FITS:
             return run
@@ -56,7 +62,7 @@ class CommandRuns:
         return self.with_spare[batch]
 
     def reserved_bytes(self, batch: int) -> int:
-        """Return the memory that a batch size needs without retries: the peak of reserved memory."""
+        """Return the peak of reserved memory at a batch size. A run without retries needs this memory."""
         if batch not in self.with_spare:
             self.outcome(batch)  # if it fits, the run is an answer too
         return self.unbounded(batch).largest.peak.reserved_bytes

@@ -1,4 +1,7 @@
-"""Explain the memory of an emulated run's largest process, from the history of its allocator."""
+"""Explain the memory of an emulated run's largest process.
+
+The history of the process's allocator gives the explanation.
+"""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -83,7 +86,7 @@ def _workspace_bytes(history: ProcessHistory, device: Device) -> int:
 
 
 def _limits(history: ProcessHistory, run: EmulatedRun, device: Device, trace: Trace) -> MemoryLimits:
-    """Return the memory limits of the process, or unlimited memory if the replay does not fit in them."""
+    """Return the memory limits of the process. Memory is unlimited if the replay does not fit."""
     limits = limits_of(history, run, device)
     if replay_trace(trace, limits).outcome is Outcome.DOES_NOT_FIT:
         return MemoryLimits(total_bytes=limits.total_bytes, config=limits.config)

@@ -1,4 +1,7 @@
-"""Fit the recorded histories of runs at several batch sizes to one program per rank, for any batch size."""
+"""Fit recorded histories at several batch sizes to programs for any batch size.
+
+There is one program for each rank.
+"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -52,11 +55,12 @@ class Fit(Struct, frozen=True):
 
 
 def fit_runs(runs: Mapping[int, EmulatedRun], near: int, device: Device) -> Fit | str:
-    """Fit two of the recorded runs to one program per rank, most accurate at the batch size `near`.
+    """Fit two recorded runs to one program per rank, and return the fit or a reason.
 
-    Of two histories that align, the history nearest to `near` gives the sizes that are not linear, such as
-    workspaces. The other history is as far away as possible, so that slopes are accurate. As few blocks as
-    possible are taken for scratch. Returns the reason as text if no two histories align.
+    The fit is most accurate at the batch size `near`. Of two histories that align, the history nearest to
+    `near` gives the sizes that are not linear, such as workspaces. The other history is as far away as
+    possible, so that slopes are accurate. As few blocks as possible are taken for scratch. Returns the reason
+    as text if no two histories align.
     """
     reason = "its memory was recorded at one batch size only"
     for high in sorted(runs, key=lambda batch: (abs(batch - near), batch)):
@@ -96,13 +100,13 @@ def _key(history: ProcessHistory) -> tuple[int, int]:
 
 
 def _common_steps(lower: EmulatedRun, higher: EmulatedRun) -> int | None:
-    """Return the number of optimizer steps after which both runs are cut, or None if both are used whole."""
+    """Return the number of optimizer steps to keep of both runs, or None to keep all."""
     counts = {(one.largest.step_count, one.largest.was_stopped) for one in (lower, higher)}
     return None if len(counts) == 1 else min(count for count, _ in counts)
 
 
 def _until(trace: Trace, steps: int | None) -> Trace:
-    """Return the trace up to the end of optimizer step `steps`, or the whole trace if `steps` is None."""
+    """Return the trace up to the end of an optimizer step. If `steps` is None, it is the whole trace."""
     if steps is None:
         return trace
     following = PhaseStart(steps + 1, Phase.FORWARD)
@@ -119,13 +123,16 @@ def limits_of(history: ProcessHistory, run: EmulatedRun, device: Device) -> Memo
 
 
 def _config(history: ProcessHistory, run: EmulatedRun) -> AllocatorConfig:
-    """Return the allocator's configuration in a recorded run, from its options and its version of torch."""
+    """Return the allocator's configuration in a recorded run.
+
+    The options and the version of torch decide it.
+    """
     version = dict(run.largest.versions).get("torch", "")
     return parse_alloc_conf(history.alloc_conf, config_of_torch(version))
 
 
 def end_and_peak(run: EmulatedRun, batch: int) -> Iterator[tuple[int, int]]:
-    """Yield, for each rank, the allocated bytes at the end of the run and the reserved peak in bytes.
+    """Yield the allocated bytes at the end and the reserved peak of each rank.
 
     A rank with an incomplete history is skipped.
     """

@@ -1,4 +1,7 @@
-"""Find the largest batch size of a command by replay of its allocator's history, confirmed by runs."""
+"""Find the largest batch size of a command.
+
+The history of its allocator is replayed, and runs confirm the answer.
+"""
 
 from collections.abc import Mapping, Sequence
 from math import hypot
@@ -48,14 +51,14 @@ def find_largest_batch(
     cache: Path,
     on_progress: OnProgress,
 ) -> CommandPlan:
-    """Find the largest batch size at which a command fits, by emulated runs and their histories.
+    """Find the largest batch size at which a command fits.
 
-    Histories at two batch sizes are aligned and replayed; runs confirm the answers and their successors.
-    If histories do not align, runs alone lead to the answer. The answers run to the end of the first
-    evaluation, or of the script, unless `options.stop_after` ends all runs before. `{batch}` stands for the
-    batch size in at least one of the command's words; only multiples of `multiple_of` are tried. The CUDA
-    context is taken at its upper bound for `confidence`; the rest is emulated. Raises the errors of
-    `run_emulated`, and UsageError for a command without `{batch}`.
+    The command runs on emulated GPUs. Histories at two batch sizes are aligned and replayed; runs confirm the
+    answers and their successors. If histories do not align, runs alone lead to the answer. The answers run to
+    the end of the first evaluation, or of the script, unless `options.stop_after` ends all runs before.
+    `{batch}` stands for the batch size in at least one of the command's words; only multiples of
+    `multiple_of` are tried. The CUDA context is taken at its upper bound for `confidence`; the rest is
+    emulated. Raises the errors of `run_emulated`, and UsageError for a command without `{batch}`.
     """
     if not any(PLACEHOLDER in word for word in command):
         raise UsageError(
@@ -95,7 +98,7 @@ def find_largest_batch(
 
 
 def _run_at(on_gpu: Mapping[int, EmulatedRun], batch: int) -> EmulatedRun | None:
-    """Return the run at a batch size, or None if that batch size did not run.
+    """Return the run at a batch size, or None if there was no run.
 
     If the search found no limit, the run at the largest batch size tried is returned.
     """
@@ -115,12 +118,18 @@ def _covered(run: EmulatedRun) -> str:
 
 
 def _to_evaluation(options: RunOptions) -> RunOptions:
-    """Return the options of runs that go on to the first evaluation, or to the end of the script."""
+    """Return the options of runs up to the first evaluation.
+
+    Without an evaluation the runs end with the script.
+    """
     return replace(options, stop_after=None, stops_after_evaluation=True, history_steps=options.stop_after)
 
 
 def _cautious(options: RunOptions, confidence: float) -> RunOptions:
-    """Return the options with the context's upper bound at a confidence, few steps, and histories kept."""
+    """Return the options with the context's upper bound at a confidence.
+
+    Runs also take few steps, and keep their histories.
+    """
     device = options.device
     margin = NormalDist().inv_cdf(check_confidence(confidence)) * hypot(
         device.context.spread, device.usable.spread

@@ -1,4 +1,7 @@
-"""The result of a diagnosis: why a process ran out of GPU memory, and which settings would have helped."""
+"""The result of a diagnosis.
+
+It says why a process ran out of GPU memory, and which settings would have helped.
+"""
 
 from enum import StrEnum
 
@@ -36,7 +39,10 @@ class Held(Struct, frozen=True):
 
 
 class Help(Struct, frozen=True):
-    """A setting, whether the same requests fit with it, and their reserved peak."""
+    """A setting of the allocator, and whether the same requests fit with it.
+
+    Their reserved peak is included.
+    """
 
     setting: str
     fits: bool | None  # None if the known figures do not decide it
@@ -55,7 +61,7 @@ class GpusServing(Struct, frozen=True):
 
 
 class Diagnosis(Struct, frozen=True):
-    """The reason why a process ran out of memory; sizes are None if the source does not name them."""
+    """The reason why a process ran out of memory. Sizes are None if the source does not name them."""
 
     source: str  # text that says what kind of file was diagnosed
     cause: Cause
@@ -93,7 +99,7 @@ _OF_LOOPS = {"run", "do", "on", "one", "step", "loop", "epoch", "batch", "model"
 
 
 def names_evaluation(function: str) -> bool:
-    """Return whether a function's name says that it evaluates, such as `validation_step`."""
+    """Return whether a function's name says that it evaluates. An example is `validation_step`."""
     words = set(filter(None, function.lower().split("_")))
     if words & {"train", "training", "fit"}:
         return False
@@ -101,7 +107,10 @@ def names_evaluation(function: str) -> bool:
 
 
 def size_text(size_bytes: int) -> str:
-    """Return a size as text: in KiB below 0.1 MiB, in GiB starting at 10 GiB, else in MiB."""
+    """Return a size as text with a unit.
+
+    It is in KiB below 0.1 MiB, in GiB starting at 10 GiB, else in MiB.
+    """
     mib = size_bytes / 2**20
     if mib < 0.1:
         return f"{size_bytes / 1024:,.1f} KiB"

@@ -1,4 +1,7 @@
-"""Diagnose a recorded history of the allocator, and replay its requests under other settings."""
+"""Diagnose a recorded history of the allocator.
+
+Its requests are also replayed under other settings.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,7 +32,10 @@ SETTINGS = (
 
 
 class _Growth(NamedTuple):
-    """A rise of the level to which memory in use falls, and the code that holds most of it."""
+    """A rise of the memory that stays in use, and the code that holds most of it.
+
+    Memory falls to a higher level each time.
+    """
 
     floors: Sequence[int]  # levels in ascending order
     place: Place
@@ -46,10 +52,10 @@ class _Growth(NamedTuple):
 
 
 def diagnose_history(history: History, source: str) -> Diagnosis:
-    """Diagnose the last out-of-memory error of a history, or describe its peak if it has no error.
+    """Diagnose the last out-of-memory error of a history.
 
-    Without events only the blocks in use are described. Raises UsageError if the allocator options of the
-    history are not simulated.
+    If there is no error, the peak is described. Without events only the blocks in use are described. Raises
+    UsageError if the allocator options of the history are not simulated.
     """
     ends = [at for at, event in enumerate(history.events) if event.action == "oom"]
     levels, reserved_levels = _levels(history), _reserved(history)
@@ -156,7 +162,10 @@ def _evaluation_text(site: Site) -> str:
 
 
 def _end_text(floors: Sequence[int], peak_bytes: int, total_bytes: int | None) -> str:
-    """Return text on the rises left until memory runs out, or "" if no total above the peak is known."""
+    """Return text on how soon memory runs out, or "" if it is unknown.
+
+    The text counts the rises that are left. It is "" if no total above the peak is known.
+    """
     if total_bytes is None or total_bytes <= peak_bytes:
         return ""
     more = (total_bytes - peak_bytes) * (len(floors) - 1) // (floors[-1] - floors[0])
@@ -191,7 +200,7 @@ def _reserved(history: History) -> list[int]:
 
 
 def _by_code(history: History, live: Iterable[HistoryEvent], older: Iterable[int]) -> tuple[Held, ...]:
-    """Return the largest groups of blocks in use, grouped by the code that allocated them."""
+    """Return the largest groups of blocks in use. Blocks are grouped by the code that allocated them."""
     groups: dict[str, list[int]] = defaultdict(list)
     for event in live:
         name = _name(_site(history, event))
@@ -241,7 +250,10 @@ def _by_size(held: Held) -> tuple[int, str]:
 
 
 def _older(history: History, end: int) -> Iterator[int]:
-    """Yield the sizes of blocks that were in use at the start of the recording and not freed before `end`."""
+    """Yield the sizes of blocks in use from before the recording up to event `end`.
+
+    The recording ends before event `end`.
+    """
     freed = {event.address for event in history.events[:end] if event.action == "free_completed"}
     for state in history.start:
         for block in state.blocks:
@@ -268,12 +280,12 @@ def _name(site: Site) -> str:
 
 
 def _floors(levels: Sequence[int]) -> list[int]:
-    """Return, in ascending order, the levels to which memory falls and below which it never falls again.
+    """Return the rising levels to which memory in use falls back.
 
-    A fall counts if it is at least half of the largest fall. The result is the longest run of last levels in
-    which no level exceeds the previous level by more than memory falls to it: a training step frees the
-    blocks that it allocates, and the layers of a forward pass do not. It is empty if the levels rise fewer
-    than `_LEAST_RISES` times.
+    Memory never falls below one of the levels again. They are in ascending order. A fall counts if it is at
+    least half of the largest fall. The result is the longest run of last levels in which no level exceeds the
+    previous level by more than memory falls to it: a training step frees the blocks that it allocates, and
+    the layers of a forward pass do not. It is empty if the levels rise fewer than `_LEAST_RISES` times.
     """
     floors: list[tuple[int, int]] = []  # level, and how far memory fell to it
     for level, fall in _falls(levels, _largest_fall(levels) / 2):
@@ -288,7 +300,10 @@ def _floors(levels: Sequence[int]) -> list[int]:
 
 
 def _falls(levels: Sequence[int], least: float) -> Iterator[tuple[int, int]]:
-    """Yield the lowest level and the size of each fall of at least `least` that an equal rise follows."""
+    """Yield the lowest level and the size of each fall.
+
+    A fall is at least `least`, and an equal rise follows it.
+    """
     high = low = levels[0]
     is_falling = False
     for level in levels:
@@ -312,10 +327,10 @@ def _largest_fall(levels: Sequence[int]) -> int:
 
 
 def _growth(history: History, end: int, levels: Sequence[int]) -> _Growth | None:
-    """Return the growth of memory before event `end`, and the code whose live blocks grew most.
+    """Return the growth of memory before an event, or None if there is none.
 
-    The second half of the history decides the code. Parameters are no growth: a model is loaded layer by
-    layer.
+    It includes the code whose live blocks grew most. The second half of the history decides the code.
+    Parameters are no growth: a model is loaded layer by layer.
     """
     floors = _floors(levels[: end + 1])
     if not floors:
@@ -336,10 +351,11 @@ def _by_growth(item: tuple[tuple[Site, Category | None], int]) -> tuple[int, str
 def _replays(
     trace: Trace, history: History, end: int, reserved: int, refused: int | None
 ) -> tuple[Help, ...]:
-    """Replay the requests up to an event under each of `SETTINGS`, and return whether each setting helps.
+    """Return whether each of `SETTINGS` helps to serve the requests.
 
-    The GPU had at least the reserved memory, plus the memory that was free if a request failed. It had less
-    than `refused`, the level of reserved memory that it refused, and no more than its total.
+    The requests up to event `end` are replayed. The GPU had at least the reserved memory, plus the memory
+    that was free if a request failed. It had less than `refused`, the level of reserved memory that it
+    refused, and no more than its total.
     """
     free = history.events[end].address if end < len(history.events) else 0
     enough = reserved + free
@@ -374,6 +390,9 @@ def _replay(trace: Trace, history: History, setting: str, enough: int, most: int
 
 
 def _config(history: History, setting: str = "") -> AllocatorConfig:
-    """Return the allocator config of a history, with the options of `setting` overriding recorded options."""
+    """Return the allocator's configuration in a history.
+
+    The options of `setting` override recorded options.
+    """
     own = [part for part in history.alloc_conf.split(",") if part and part.partition(":")[0] not in setting]
     return parse_alloc_conf(",".join(filter(None, [*own, setting])), config_of_torch(history.torch))

@@ -32,10 +32,10 @@ _OF_DEEPSPEED = "initialize_optimizer_states"
 
 
 def diagnose_log(lines: Iterable[str]) -> Diagnosis | None:
-    """Diagnose the last of the most detailed messages of a log, or return None if the log has no message.
+    """Diagnose the most detailed message of a log, or return None if there is no message.
 
-    Figures say more than a library's status, and a status more than the note that a process was killed.
-    Lines are read once, and few are kept.
+    If several are equally detailed, the last counts. Figures say more than a library's status, and a status
+    more than the note that a process was killed. Lines are read once, and few are kept.
     """
     best = of_host = None
     best_detail = count = 0
@@ -144,7 +144,10 @@ def _refused_despite_free(message: Message, free: int, asked: str) -> tuple[Caus
 
 
 def _is_missing_elsewhere(message: Message, requested: int) -> bool:
-    """Return whether memory of other processes or outside of PyTorch would have sufficed for the request."""
+    """Return whether memory outside of PyTorch would have sufficed for a request.
+
+    Memory of other processes counts too.
+    """
     free, others, outside = message.figure("free"), message.other_bytes, message.outside_bytes
     if free is None:
         return False
@@ -152,7 +155,10 @@ def _is_missing_elsewhere(message: Message, requested: int) -> bool:
 
 
 def _of_code(frames: Sequence[Frame]) -> tuple[Cause, str] | None:
-    """Return the cause and reason that the functions of a traceback imply, or None if they imply no cause."""
+    """Return the cause and reason that a traceback implies, or None if it implies no cause.
+
+    The names of functions decide.
+    """
     outside_of_modules = () if _is_backward(frames) else takewhile(_is_no_module, frames)
     for frame in outside_of_modules:
         if names_evaluation(frame.function):
@@ -260,7 +266,10 @@ def _notes(message: Message) -> tuple[str, ...]:
 
 
 def _place(frames: Sequence[Frame]) -> Place:
-    """Return the innermost line of the user's code, and the call that it or the innermost frame makes."""
+    """Return the innermost line of the user's code, with a call.
+
+    The call is made by that line or by the innermost frame.
+    """
     if not frames:
         return Place()
     own = next((frame for frame in reversed(frames) if frame.is_of_user), frames[-1])

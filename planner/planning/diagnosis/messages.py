@@ -1,7 +1,8 @@
-"""Read the out-of-memory messages of a log: their wordings, their figures and the tracebacks before them.
+"""Read the out-of-memory messages of a log.
 
-The wordings are those of c10/cuda/CUDACachingAllocator.cpp in torch 1.0 to 2.13, of its counterparts for
-ROCm, XPU and MPS, and of the libraries that report a failed allocation by a status alone.
+A message has a wording, figures and a traceback before it. The wordings are those of
+c10/cuda/CUDACachingAllocator.cpp in torch 1.0 to 2.13, of its counterparts for ROCm, XPU and MPS, and of the
+libraries that report a failed allocation by a status alone.
 """
 
 import re
@@ -64,22 +65,26 @@ class Message(Struct, frozen=True):
     frames: tuple[Frame, ...]
 
     def figure(self, name: str) -> int | None:
-        """Return the figure `name` of `_FIGURES` in bytes, or None if the message does not have it."""
+        """Return a figure of the message in bytes, or None if it is missing.
+
+        `name` is a key of `_FIGURES`.
+        """
         found = _FIGURES[name].search(self.text)
         return None if found is None else in_bytes(next(filter(None, found.groups())))
 
     @property
     def without_figures(self) -> tuple[WithoutFigures, re.Match[str]] | None:
-        """Return the first of `WITHOUT_FIGURES` that the message matches, and its match, or None."""
+        """Return the first of `WITHOUT_FIGURES` that matches, or None. The match is returned with it."""
         searched = ((one, one.pattern.search(self.text)) for one in WITHOUT_FIGURES)
         return next(((one, found) for one, found in searched if found is not None), None)
 
     @property
     def detail(self) -> int | None:
-        """Return a number that compares messages, higher if more is known, or None if it tells of no error.
+        """Return the level of detail of the message, or None if it tells of no error.
 
-        It is 4 if PyTorch's allocator names the requested and the allocated size, 3 if only the requested
-        size, else the `detail` of the pattern of `WITHOUT_FIGURES` that the message matches.
+        A higher number means that more is known. It is 4 if PyTorch's allocator names the requested and the
+        allocated size, 3 if only the requested size, else the `detail` of the pattern of `WITHOUT_FIGURES`
+        that the message matches.
         """
         if MESSAGE.search(self.text) is not None and self.figure("requested") is not None:
             return 3 if self.figure("allocated") is None else 4
@@ -93,9 +98,10 @@ class Message(Struct, frozen=True):
 
     @property
     def reserved_bytes(self) -> int | None:
-        """Return the bytes that PyTorch reserved, as printed or as the sum of allocated and unallocated.
+        """Return the bytes that PyTorch reserved, or None if they are unknown.
 
-        None if the message does not have them, as with cudaMallocAsync, whose pools are the driver's.
+        They are as printed, or the sum of allocated and unallocated bytes. The message does not have them
+        with cudaMallocAsync, whose pools are the driver's.
         """
         if _ASYNC in self.text:
             return None
@@ -111,7 +117,7 @@ class Message(Struct, frozen=True):
 
     @property
     def free_bytes(self) -> int | None:
-        """Return the bytes that PyTorch could still reserve, or None if the message does not have them."""
+        """Return the bytes that PyTorch could still reserve, or None if they are missing."""
         metal, total, allocated = (self.figure(name) for name in ("metal", "total", "allocated"))
         if metal is None or total is None or allocated is None:
             return self.figure("free")
@@ -119,7 +125,10 @@ class Message(Struct, frozen=True):
 
     @property
     def left_bytes(self) -> int | None:
-        """Return the sum of free bytes and reserved, unallocated bytes, or None if a figure is missing."""
+        """Return the bytes that PyTorch had not allocated, or None if a figure is missing.
+
+        They are the free bytes, and the reserved bytes that are unallocated.
+        """
         free, allocated, reserved = self.free_bytes, self.figure("allocated"), self.reserved_bytes
         if free is None or allocated is None or reserved is None:
             return None
@@ -127,10 +136,11 @@ class Message(Struct, frozen=True):
 
     @property
     def own_bytes(self) -> int | None:
-        """Return the bytes of this process with its CUDA context, or None if the message does not have them.
+        """Return the bytes of this process, or None if they are missing.
 
-        In a container torch does not recognize its own process in the driver's list, and the message lists it
-        with the other processes. Then the smallest listed process with at least the reserved bytes counts.
+        The CUDA context is included. In a container torch does not recognize its own process in the driver's
+        list, and the message lists it with the other processes. Then the smallest listed process with at
+        least the reserved bytes counts.
         """
         reserved = self.reserved_bytes
         if self.figure("own") is not None or reserved is None:
@@ -166,7 +176,10 @@ class _Reader:
         self._frames: tuple[Frame, ...] = ()
 
     def read(self, line: str) -> Iterator[Message]:
-        """Read a line, and yield the message that ends before the line, if there is one."""
+        """Read a line, and yield the message that ends before it.
+
+        Nothing is yielded if no message ends there.
+        """
         begins = _begins(line)
         if self._text and (
             begins or len(self._text) == _MESSAGE_LINES or not line.strip() or read_frame(line)
@@ -189,7 +202,10 @@ class _Reader:
 
 
 def read_messages(lines: Iterable[str]) -> Iterator[Message]:
-    """Yield the messages of a log, whose lines may begin with the name of the process that wrote them."""
+    """Yield the out-of-memory messages of a log.
+
+    Lines may begin with the name of the process that wrote them.
+    """
     readers = {"": _Reader()}
     for raw in lines:
         for line in _printed(raw):
@@ -204,10 +220,10 @@ def read_messages(lines: Iterable[str]) -> Iterator[Message]:
 
 
 def _printed(raw: str) -> Iterator[str]:
-    """Yield the lines that a terminal shows for a line of a log, without text that progress bars overwrite.
+    """Yield the lines that a terminal shows for a line of a log.
 
-    Overwritten text is yielded if a message begins in it or it names a frame. A traceback within a string of
-    JSON has several lines.
+    Text that progress bars overwrite is left out. Overwritten text is yielded if a message begins in it or it
+    names a frame. A traceback within a string of JSON has several lines.
     """
     text = _CONTROL.sub("", raw).rstrip("\r\n")
     if "\\n" in text and "Traceback (most recent call last)" in text:
@@ -225,7 +241,7 @@ def _begins(line: str) -> bool:
 
 
 def in_bytes(text: str) -> int:
-    """Return the bytes that a size such as "64.00 MiB" names, or 0 if its number is malformed."""
+    """Return the bytes of a size such as "64.00 MiB", or 0 if it is malformed."""
     number, unit = re.findall(r"[\d.]+|[A-Za-z]+", text)[:2]
     try:
         return round(float(number) * _BYTES[unit if unit in _BYTES else unit[0]])

@@ -9,11 +9,12 @@ from planner.program import Outcome, Trace
 
 
 def gpus_serving(trace: Trace, config: AllocatorConfig) -> GpusServing | None:
-    """Return the GPUs with the least memory that serve all requests of a trace, or None if no known GPU does.
+    """Return the smallest GPUs that serve all requests of a trace, or None if no GPU does.
 
-    Slices of GPUs (MIG) are left out. Each GPU has the memory that its context and its driver are expected to
-    leave; a bound on the share of a GPU's memory (`per_process_memory_fraction`) is not applied. The GPUs are
-    searched by bisection, as if more memory always served more requests.
+    They are the known GPUs with the least memory. Slices of GPUs (MIG) are left out. Each GPU has the memory
+    that its context and its driver are expected to leave; a bound on the share of a GPU's memory
+    (`per_process_memory_fraction`) is not applied. The GPUs are searched by bisection, as if more memory
+    always served more requests.
     """
     config = replace(config, per_process_memory_fraction=1.0)
     whole = (device for device in load_devices() if mig_slice(device) is None)

@@ -1,4 +1,7 @@
-"""Read the frames of a traceback from the text of Python, a notebook or rich."""
+"""Read the frames of a traceback from a text.
+
+Python, a notebook or rich has printed the text.
+"""
 
 import re
 from collections.abc import Iterable
@@ -58,7 +61,10 @@ def read_frames(lines: Iterable[str]) -> tuple[Frame, ...]:
 
 
 def read_frame(line: str) -> Frame | None:
-    """Return the frame that a line of Python, IPython or rich names, or None if the line names no frame."""
+    """Return the frame that a line names, or None if it names no frame.
+
+    The line is from Python, IPython or rich.
+    """
     found = next(filter(None, (form.search(line) for form in _FRAMES)), None)
     if found is None:
         return None

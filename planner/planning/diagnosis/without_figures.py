@@ -1,4 +1,7 @@
-"""The messages of a log that do not say how much GPU memory was in use, and what follows from each."""
+"""The messages of a log that name no figures of GPU memory.
+
+Each message implies a cause.
+"""
 
 import re
 
@@ -11,12 +14,12 @@ BACKENDS = "CUDA|HIP|XPU|MPS backend"
 
 
 def either(*forms: str) -> re.Pattern[str]:
-    """Return the pattern of texts that have one of the forms, in which SIZE stands for a size."""
+    """Return a pattern for texts that have one of the forms. SIZE stands for a size in a form."""
     return re.compile("|".join(form.replace("SIZE", NUMBER) for form in forms))
 
 
 class WithoutFigures(Struct, frozen=True):
-    """A pattern of messages that do not say how much memory was in use, and the cause that they imply."""
+    """A pattern of messages that name no memory in use. The messages imply a cause."""
 
     pattern: re.Pattern[str]
     reason: str  # {what} stands for the words that the pattern found

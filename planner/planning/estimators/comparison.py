@@ -1,4 +1,7 @@
-"""Compare the estimates of one job by all estimators with the measured memory, if there is any."""
+"""Compare the estimates of a job by all estimators.
+
+They are compared with the measured memory, if there is any.
+"""
 
 from collections.abc import Callable, Mapping
 
@@ -68,15 +71,16 @@ class Measured(Struct, frozen=True):
 
     @property
     def own_reserved_bytes(self) -> float | None:
-        """Return the reserved memory minus the tensors of earlier models, or None if it is unknown.
+        """Return the reserved memory of the model alone, or None if it is unknown.
 
-        The result includes the rest of the earlier models' segments.
+        The tensors of earlier models are subtracted. The result includes the rest of the earlier models'
+        segments.
         """
         return None if self.reserved_bytes is None else self.reserved_bytes - self.resident_bytes
 
 
 class Row(Struct, frozen=True):
-    """One estimator's figure for a job, and the measured figure to compare it with."""
+    """One estimator's figure for a job, and the measured figure."""
 
     key: str  # a `Method`, or "allocated", "reserved", "process" of this planner
     size_bytes: int | None
@@ -86,7 +90,10 @@ class Row(Struct, frozen=True):
 
     @property
     def error(self) -> float | None:
-        """Return the signed error as a share of the yardstick, or None if one of the two is missing."""
+        """Return the signed relative error, or None if a figure is missing.
+
+        It is relative to the yardstick.
+        """
         if self.size_bytes is None or not self.yardstick_bytes:
             return None
         return self.size_bytes / self.yardstick_bytes - 1
@@ -140,9 +147,10 @@ def compare(
 def find_measured(
     archive: Archive, model: str, batch: int, measure: Callable[[str], ResidentModel]
 ) -> Measured | None:
-    """Return the published peaks of a catalogue model at a batch size, or None if no peak is stored.
+    """Return the published peaks of a catalogue model, or None if no peak is stored.
 
-    `measure` is called with the name of each earlier model that was still on the GPU, and returns its size.
+    The peaks are at one batch size. `measure` is called with the name of each earlier model that was still on
+    the GPU, and returns its size.
     """
     peak = next(iter(archive.look_up(model, batch, PEAK_ALLOCATED)), None)
     if peak is None:
@@ -153,7 +161,10 @@ def find_measured(
 
 
 def measured_by_run(run: Observation) -> Measured | None:
-    """Convert a calibration's stored run to `Measured`, or return None if its allocated peak is unknown."""
+    """Return a stored run as `Measured`, or None if its allocated peak is unknown.
+
+    The run is from a calibration.
+    """
     if run.peak_allocated_bytes is None:
         return None
     recorded = {"torch": run.versions.torch, "cuda": run.versions.cuda}
@@ -169,9 +180,10 @@ def measured_by_run(run: Observation) -> Measured | None:
 
 
 def resident_bytes_after(trace: Trace) -> int:
-    """Return the bytes of parameters, buffers and gradients that a model still holds at the end of a trace.
+    """Return the bytes that a model still holds at the end of a trace.
 
-    The sizes of the allocator's blocks count, which may be larger than the tensors.
+    They are of parameters, buffers and gradients. The sizes of the allocator's blocks count, which may be
+    larger than the tensors.
     """
     recorder = TimelineRecorder()
     replay_trace(trace, on_event=recorder)

@@ -60,7 +60,7 @@ class Counts(Struct, frozen=True):
 
 
 class AffineCounts(Struct, frozen=True):
-    """The numbers of elements that the formula counts, as affine functions of the batch size."""
+    """The numbers of elements that the formula counts. They are affine functions of the batch size."""
 
     input_elements_per_sample: int
     output_elements_per_sample: int
@@ -97,9 +97,10 @@ class Usage(Struct, frozen=True):
 
 
 def count_layers(table: LayerTable) -> Counts:
-    """Return the element counts of a layer table, by the second version of the notebook's code.
+    """Return the element counts of a layer table.
 
-    Only leaves and attention layers count, and in-place leaves count without outputs.
+    The rules are of the second version of the notebook's code. Only leaves and attention layers count, and
+    in-place leaves count without outputs.
     """
     outputs = parameters = 0
     for layer in table.layers:
@@ -148,7 +149,7 @@ def usage(counts: Counts, moments: int = 0) -> Usage:
 
 
 def largest_batch(affine_bytes: Callable[[int], int], budget_bytes: int) -> int:
-    """Return the largest batch that takes at most the budget, or 0 if a batch of 1 takes more.
+    """Return the largest batch within the budget, or 0 if a batch of 1 takes more.
 
     `affine_bytes` is an affine function of the batch. Raises ValueError if it does not grow.
     """

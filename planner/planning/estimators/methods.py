@@ -1,4 +1,4 @@
-"""The estimation methods that `--method` names, and the options that each of them supports."""
+"""The estimation methods of `--method`, and the options that each method supports."""
 
 from collections.abc import Mapping
 from enum import StrEnum

@@ -1,4 +1,7 @@
-"""The estimates of other tools, in bytes and in the unit that each tool prints."""
+"""The estimates of other tools.
+
+They are in bytes and in the unit that each tool prints.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,9 +29,10 @@ class PeerEstimate(msgspec.Struct, frozen=True):
 
 
 def sum_of_layers(input_bytes: int, output_bytes: int, parameter_bytes: int, unit_bytes: int) -> PeerEstimate:
-    """Return an estimate as the sum of input, outputs and parameters, as torchinfo and others compute it.
+    """Return an estimate as the sum of input, outputs and parameters.
 
-    `output_bytes` are the outputs of the layers, for the forward and the backward pass.
+    torchinfo and other tools compute it in this way. `output_bytes` are the outputs of the layers, for the
+    forward and the backward pass.
     """
     outputs, parameters = ("Forward and backward", output_bytes), ("Parameters", parameter_bytes)
     return PeerEstimate((("Input", input_bytes), outputs, parameters), unit_bytes)

@@ -1,11 +1,11 @@
-"""Read the published figures of the seed documents, measured or estimated, each with its provenance.
+"""Read the published figures of the seed documents.
 
-The figures are in measurements/*.yaml. A file has the keys `source` (`title`, `framework` and `about`, and,
-if known, `when`, `gpu` and `versions`), `units` (bytes in each unit), `figures` and perhaps `results`. An
-item of `figures` has `model` (its name in models.yaml), `batch`, `points` (the counters measured at each
-point of the run) or `estimates`, and perhaps a `note` and `kept` (models that were still on the GPU with
-their gradients, so that the figures include them too). Nothing is rounded or converted: figures keep the
-digits that were printed.
+They are measured or estimated, and each has its provenance. The figures are in measurements/*.yaml. A file
+has the keys `source` (`title`, `framework` and `about`, and, if known, `when`, `gpu` and `versions`), `units`
+(bytes in each unit), `figures` and perhaps `results`. An item of `figures` has `model` (its name in
+models.yaml), `batch`, `points` (the counters measured at each point of the run) or `estimates`, and perhaps a
+`note` and `kept` (models that were still on the GPU with their gradients, so that the figures include them
+too). Nothing is rounded or converted: figures keep the digits that were printed.
 """
 
 import re
@@ -39,7 +39,7 @@ _UnitBytes = Annotated[float, Meta(ge=0, le=2**40)]
 
 
 class Source(Struct, frozen=True, forbid_unknown_fields=True):
-    """The publication that figures are from, with its framework, GPU and versions."""
+    """The publication of figures, with its framework, GPU and versions."""
 
     title: Text
     framework: Literal["torch", "tensorflow"]
@@ -76,7 +76,7 @@ class Figure(Struct, frozen=True):
 
 
 class ResultRow(Struct, frozen=True, forbid_unknown_fields=True):
-    """A row of the notebook's table, which compares the formula's total for training with the real peak."""
+    """A row of the notebook's table. It compares the formula's total for training with the real peak."""
 
     label: Text
     model: Text
@@ -93,7 +93,10 @@ class Archive(Struct, frozen=True):
     results: tuple[ResultRow, ...]
 
     def look_up(self, model: str, batch: int, kind: str, point: str = END) -> tuple[Figure, ...]:
-        """Return the figures of one kind for a model and batch size at a point, at most one per source."""
+        """Return the figures of one kind for a model and batch size at a point.
+
+        There is at most one figure for each source.
+        """
         key = (model, batch, kind, point)
         return tuple(
             figure

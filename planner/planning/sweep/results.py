@@ -99,7 +99,7 @@ def open_results(folder: Path, calibrations: Iterable[Path], warn: Warn) -> Resu
 
 
 def _deciding_files(calibrations: Iterable[Path]) -> Iterator[Path]:
-    """Yield the files of the planner's own code and of the calibrations that may be used."""
+    """Yield the planner's source files and all calibration files on the search path."""
     yield from sorted(_PACKAGE.rglob("*.py"))
     for folder in search_path(list(calibrations)):
         if folder.is_dir():

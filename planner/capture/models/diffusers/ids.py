@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 def add_ids(model: nn.Module) -> None:
-    """Set defaults for a model's arguments of positions or image shapes.
+    """Make a model's `forward` compute position ids or image shapes that are not passed.
 
     The arguments are `img_ids` and `txt_ids`, or `img_shapes`.
     """

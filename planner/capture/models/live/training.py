@@ -48,7 +48,7 @@ class LiveTraining(Struct, frozen=True):
 
 
 def cuda_index_of(model: nn.Module) -> int | None:
-    """Return the index of the GPU that holds a model, or None if it is not on a GPU.
+    """Return the index of the one GPU that holds a model's parameters and buffers, or None.
 
     Raises UsageError for a model on several GPUs.
     """

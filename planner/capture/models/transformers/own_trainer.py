@@ -175,7 +175,7 @@ class TrainerModule(StepModule):
                 )
 
     def _notes(self) -> tuple[str, ...]:
-        """Return notes on the training data and on parts that are not planned."""
+        """Return notes on the training data, on evaluations and on parts that are not planned."""
         arguments = self.trainer.args
         notes = [
             f"its {type(self.trainer).__name__} trains on copies of the longest of the first "

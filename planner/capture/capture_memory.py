@@ -11,7 +11,7 @@ from planner.program import GrowthSource, Trace
 
 @dataclass(slots=True)
 class CaptureMemory:
-    """What captures of one job share: tensor values, and the source lines of growth."""
+    """Values and source lines that captures of one job share: tensor values, and the lines of growth."""
 
     first_read: DataDependentError | None = None  # None if shapes alone are enough
     logs: ReadLogs = field(default_factory=ReadLogs)

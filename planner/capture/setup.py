@@ -4,7 +4,7 @@
 quantized one after another, the weights that are not quantized may be cast, and adapters are added last.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from math import inf
 from operator import itemgetter
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from planner.capture.cuda.devices.moves import in_order_of_apply
 from planner.capture.cuda.devices.placed import CacheEmptied, Called, Entry, Freed, Put, Replayed
 from planner.capture.cuda.devices.placement import (
     is_put_on_gpu,
@@ -60,7 +61,7 @@ def _record_model(
         (number, partial(_record_logged, log, entry, recorder))
         for number, entry in placed_tensors().take_entries()
     ]
-    for name, module in _in_order_of_apply(model):
+    for name, module in in_order_of_apply(model):
         held = [one for one in (*module._parameters.values(), *module._buffers.values()) if one is not None]
         orders = [put_order(one) for one in held]
         if id(module) in loaded:
@@ -73,7 +74,7 @@ def _record_model(
         record()
     for tensor in log.living():
         recorder.set_category(tensor, Category.PARAMETER)
-    for name, module in _in_order_of_apply(model):
+    for name, module in in_order_of_apply(model):
         for one in (*module._parameters.values(), *module._buffers.values()):
             if one is not None and put_order(one) < inf:
                 recorder.set_module(one, name)
@@ -148,10 +149,3 @@ def _record_adapters(model: nn.Module, recorder: Recorder) -> None:
     for parameter in list(made):
         recorder.record_tensor(parameter, Category.PARAMETER, "to", "")
         del made[parameter]
-
-
-def _in_order_of_apply(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield (name, module) pairs in the order in which `Module.to` moves the tensors: children first."""
-    for name, child in model.named_children():
-        yield from _in_order_of_apply(child, f"{prefix}.{name}" if prefix else name)
-    yield prefix, model

@@ -37,7 +37,7 @@ from planner.program import Category, Growth, Outcome, Trace, find_growth
 
 
 class Answer(StrEnum):
-    """Whether a batch fits. Answers are graded by the probability that the batch runs out of memory."""
+    """Grades of whether a batch fits, by the probability that the batch runs out of memory."""
 
     FITS = "fits"  # fits at the confidence
     LIKELY = "likely_fits"  # more likely fits than not, but does not fit at the confidence

@@ -126,8 +126,9 @@ def moving_module(
         placement, device = opened[-1], device_of(*args, **kwargs)
         if names_gpu(device):
             placement.on_cpu -= set(moved.modules())
-            for tensor in _in_order_of_apply(moved):
-                placement.put(tensor)
+            for _, module in in_order_of_apply(moved):
+                for tensor in (*module._parameters.values(), *module._buffers.values()):
+                    placement.put(tensor)
         elif names_cpu(device):
             placement.on_cpu |= set(moved.modules())
         return moved
@@ -135,12 +136,11 @@ def moving_module(
     return move
 
 
-def _in_order_of_apply(module: nn.Module) -> Iterator[Tensor]:
-    """Yield a module's parameters and buffers in the order of `Module.to`. Tensors of children come first."""
-    for child in module.children():
-        yield from _in_order_of_apply(child)
-    held = (*module._parameters.values(), *module._buffers.values())
-    yield from [one for one in held if one is not None]
+def in_order_of_apply(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Yield (name, module) pairs in the order in which `Module.to` moves the tensors: children first."""
+    for name, child in model.named_children():
+        yield from in_order_of_apply(child, f"{prefix}.{name}" if prefix else name)
+    yield prefix, model
 
 
 def _with_device(

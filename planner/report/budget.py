@@ -69,13 +69,16 @@ def job_to_report(job: Job, budget: Budget) -> dict[str, Any]:
 
     They are `schema`, `model`, `torch`, `job`, `device` and `confidence`.
     """
+    return {**planned_job(job), "device": device_to_json(budget), "confidence": budget.confidence}
+
+
+def planned_job(job: Job) -> dict[str, Any]:
+    """Return the JSON keys `schema`, `model`, `torch` and `job`."""
     return {
         "schema": SCHEMA,
         "model": job.model.name,
         "torch": planned_torch(job),
         "job": job_to_json(job),
-        "device": device_to_json(budget),
-        "confidence": budget.confidence,
     }
 
 

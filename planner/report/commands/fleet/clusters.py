@@ -3,14 +3,14 @@
 from collections.abc import Iterable
 from typing import Any
 
-from planner.jobs import Checkpoint, job_to_json
+from planner.jobs import Checkpoint
 from planner.planning import ClusterAdvice, ClusterPlan, ClusterPlans, ClusterTable, Gathers, Recipe
-from planner.report.budget import planned_torch
+from planner.report.budget import planned_job
 from planner.report.commands.estimates.estimate import plan_seconds_to_json
 from planner.report.commands.estimates.tables import closing_section
 from planner.report.describe import job_entry
 from planner.report.document import Block, Bullets, Cell, Column, Document, Entry, Headline, Paragraph, Table
-from planner.report.units import SCHEMA, mib
+from planner.report.units import mib
 
 _COLUMNS = (
     Column("GPU"),
@@ -142,10 +142,7 @@ def _legend(table: ClusterTable) -> list[Block]:
 def clusters_to_json(table: ClusterTable) -> dict[str, Any]:
     """Return the JSON object of `planner gpus --global-batch`. MiB are rounded to 0.001."""
     return {
-        "schema": SCHEMA,
-        "model": table.job.model.name,
-        "torch": planned_torch(table.job),
-        "job": job_to_json(table.job),
+        **planned_job(table.job),
         "global_batch": table.question.global_batch,
         "gpus_per_node": table.question.gpus_per_node,
         "most_gpus": table.question.most_gpus,

@@ -4,16 +4,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from planner.hardware import PriceList
-from planner.jobs import job_to_json
 from planner.planning import Answer, DeviceFit, FleetTable, Quote
 from planner.program import Outcome
-from planner.report.budget import planned_torch
+from planner.report.budget import planned_job
 from planner.report.commands.estimates.estimate import plan_seconds_to_json
 from planner.report.commands.estimates.tables import closing_section
 from planner.report.commands.estimates.verdict import STYLES, likely_text
 from planner.report.describe import job_entry, short_op
 from planner.report.document import Block, Bullets, Cell, Column, Document, Entry, Headline, Paragraph, Table
-from planner.report.units import SCHEMA, attributes, batch_text, csv_text, mib
+from planner.report.units import attributes, batch_text, csv_text, mib
 
 _COLUMNS = (
     Column("GPU"),
@@ -218,10 +217,7 @@ def _price_legend(table: FleetTable) -> list[str]:
 def gpus_to_json(table: FleetTable) -> dict[str, Any]:
     """Return the JSON object of `planner gpus`; MiB are rounded to 0.001."""
     return {
-        "schema": SCHEMA,
-        "model": table.job.model.name,
-        "torch": planned_torch(table.job),
-        "job": job_to_json(table.job),
+        **planned_job(table.job),
         **attributes(table, "batch", "multiple_of", "confidence"),
         "rows": [_row_to_json(table, fit) for fit in table.fits],
         "left_out": table.left_out,

@@ -14,6 +14,7 @@ from planner.capture.cuda.devices.translation import planned_device
 from planner.capture.distributed.other_ranks import OtherRanks
 from planner.capture.loop.precision import convert_inputs
 from planner.capture.models.lazy import initialise_lazy_modules
+from planner.capture.models.live.kept import live_modules_restored
 from planner.capture.models.offline import calling_libraries
 from planner.capture.models.registry import build_model, complete_by_library
 from planner.capture.process_state import global_hooks_aside, preserve_process_state
@@ -128,7 +129,7 @@ class _Session(Struct, frozen=True):
     def _capture(self, job: Job, batch: int, interpretation: Interpretation) -> Trace:
         if self.calls is not None:
             self.calls.clear()
-        with ExitStack() as stack:
+        with live_modules_restored(), ExitStack() as stack:
             stack.enter_context(global_hooks_aside())
             device = planned_device(
                 capability=self.path_of,

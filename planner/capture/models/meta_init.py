@@ -21,6 +21,7 @@ from planner.capture.cuda.devices.placed import PlacedResults, PlacedTensors
 from planner.capture.cuda.devices.placement import META, Placement, is_put_on_gpu, placed_tensors
 from planner.capture.cuda.devices.translation import placed_devices_shown, planned_device
 from planner.capture.models.adapter_types import adapters_like_weights
+from planner.capture.models.live.kept import live_state
 from planner.capture.patching import patched
 from planner.capture.wrapped import is_wrapped, parts, with_parts
 
@@ -218,6 +219,7 @@ def _move(holder: Any, key: Any, tensor: Tensor, placed: PlacedTensors) -> tuple
     pair = like, tensor
     try:
         swap_tensors(tensor, like)  # type: ignore[no-untyped-call]
+        live_state().note_move(like, tensor)
     except RuntimeError:
         holder[key] = like
         pair = tensor, like

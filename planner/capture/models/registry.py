@@ -21,6 +21,7 @@ from planner.capture.models.lightning_module import (
     train_by_lightning,
     uses_lightning,
 )
+from planner.capture.models.live.kept import live_state
 from planner.capture.models.meta_init import construct_on_meta
 from planner.capture.models.nnunet.build import SOURCE as NNUNET, complete_nnunet, find_nnunet
 from planner.capture.models.offline import calling_libraries, check_fetching
@@ -91,6 +92,9 @@ def construct_model(
             otherwise = "give it by --model-arg, or name a function without arguments that makes the object"
         return ModelError(f"{problem}; {remedy_for(error, otherwise)}")
 
+    live = live_state()
+    if split_model(job.model.origin).source not in FINDERS:  # the caller's own function
+        live.note_all()
     with foreign_errors(explain), calling_libraries(job):
         model = (run or construct_on_meta)(construct)
     if not isinstance(model, nn.Module):
@@ -98,6 +102,7 @@ def construct_model(
         problem = f"{job.model.name}: gives {kind}, not an nn.Module; name a callable that returns one"
         is_step = callable(getattr(model, "step", None)) or inspect.isroutine(model)
         raise ModelError(f"{problem}, or add --mode step for its training step" if is_step else problem)
+    live.note_planned(model)
     return model
 
 

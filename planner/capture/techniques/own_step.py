@@ -1,6 +1,6 @@
 """Record a user's own training step, or a trainer that runs the loop itself."""
 
-from torch import Tensor
+from torch import Tensor, optim
 
 from planner.capture.cuda.devices.host_tensors import Side
 from planner.capture.cuda.devices.placement import is_put_on_gpu, modules_on_cpu
@@ -10,6 +10,7 @@ from planner.capture.loop.categories import set_categories, set_gradients
 from planner.capture.loop.named_optimizers import state_tensors
 from planner.capture.loop.own_step import run_own_steps, run_trainer
 from planner.capture.loop.runtime import Batch
+from planner.capture.models.meta_init import like_on_meta
 from planner.capture.models.transformers.own_trainer import TrainerModule
 from planner.capture.models.user_code.step import StepModule
 from planner.capture.recorder.recorder import Recorder
@@ -81,10 +82,23 @@ def _record_held(model: StepModule, job: Job, recorder: Recorder, loaded: dict[i
     model.held_tensors.clear()
     for optimizer in model.optimizers.values():  # some make their state when constructed
         defaults = getattr(optimizer, "defaults", {})  # wrappers of optimizers may have none
-        counts_on_gpu = defaults.get("fused") or defaults.get("capturable")
+        counts_on_gpu = bool(defaults.get("fused") or defaults.get("capturable"))
+        _move_states(optimizer, counts_on_gpu)
         for tensor in state_tensors(optimizer):
             if tensor.dim() or counts_on_gpu:
                 recorder.record_tensor(tensor, Category.OPTIMIZER, "state")
+
+
+def _move_states(optimizer: optim.Optimizer, counts_on_gpu: bool) -> None:
+    """Move the states of an optimizer that has made steps on the CPU to the meta device.
+
+    Only states of parameters on the meta device are moved. Unless `counts_on_gpu`, counts of steps stay on
+    the CPU, and are copied, since the planned steps change them.
+    """
+    for parameter, states in optimizer.state.items():
+        for name, one in states.items() if isinstance(parameter, Tensor) and parameter.is_meta else ():
+            if isinstance(one, Tensor) and not one.is_meta:
+                states[name] = like_on_meta(one) if one.dim() or counts_on_gpu else one.clone()
 
 
 def _leave_on_cpu(model: StepModule, job: Job, recorder: Recorder) -> None:

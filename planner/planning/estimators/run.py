@@ -54,27 +54,33 @@ def run_estimator(
     Raises UsageError for a job that the method has no term for, and ModelError if the method fails.
     """
     on_progress(f"estimating by {method}")
+    from planner.capture import live_modules_restored
+
     start = perf_counter()
     if method is Method.FORMULA:
         from planner.planning.estimators.torch_runners.layer_table import formula_counts
 
         moments_of(job)
-        counts = formula_counts(job, batch, build)
+        with live_modules_restored():
+            counts = formula_counts(job, batch, build)
         return formula_estimate(job, batch, budget, counts, perf_counter() - start)
     from planner.planning.estimators.torch_runners.peers import PEERS
 
-    peer = PEERS[method](job, batch, build)
+    with live_modules_restored():
+        peer = PEERS[method](job, batch, build)
     return peer_estimate(method, job, batch, budget, peer, perf_counter() - start)
 
 
 def plan_by_formula(job: Job, budget: Budget, build: Build, on_progress: OnProgress) -> FormulaPlan:
     """Find the largest batch size by the closed formula. Raises the errors that `run_estimator` raises."""
+    from planner.capture import live_modules_restored
     from planner.planning.estimators.torch_runners.layer_table import affine_formula_counts
 
     on_progress("estimating by the formula")
     start = perf_counter()
     moments_of(job)
-    counts = affine_formula_counts(job, build)
+    with live_modules_restored():
+        counts = affine_formula_counts(job, build)
     return formula_plan(job, budget, counts, perf_counter() - start)
 
 

@@ -163,10 +163,10 @@ def keep_observations(
 
 
 def _target(key: Key) -> Target:
-    """Return the target for a calibration's GPU.
+    """Return the `Target` for tracing jobs on a calibration's GPU.
 
-    It is from the database of GPUs, else made for the compute capability. An entry of the database with a
-    different compute capability is ignored.
+    The target is from the database of GPUs, else made for the compute capability. An entry of the database
+    with a different compute capability is ignored.
     """
     capability = key.versions.capability
     with suppress(UsageError):
@@ -177,10 +177,11 @@ def _target(key: Key) -> Target:
 
 
 def _replayed(key: Key, observations: Sequence[Observation], on_progress: OnProgress) -> list[Point]:
-    """Return a point for each run, with the reserved peak of its replay.
+    """Replay the runs, and return a calibration point for each run.
 
-    The replay has no memory limit. If the model has convolutions, and its job does not name the source of
-    their workspaces, the job in the points names this machine's default source.
+    A point has the run and the reserved peak of its replay, which has no memory limit. If the model has
+    convolutions, and its job does not name the source of their workspaces, the job in the points names this
+    machine's default source.
     """
     source = cache(open_traces(key.job, _target(key), on_progress))
     config = parse_alloc_conf(key.settings.alloc_conf, config_of_torch(key.versions.torch))

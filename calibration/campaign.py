@@ -95,10 +95,9 @@ def run_campaign(campaign: Iterable[BatchSeries], setup: MeasurementSetup) -> Ca
 def _obtain(
     series: BatchSeries, batch: int, cap_bytes: int | None, setup: MeasurementSetup, result: CampaignResult
 ) -> Observation:
-    """Return the run of a job at a batch size under a cap.
+    """Load the observation of a run, or measure and save it if none is stored.
 
-    It is read if it is stored, else measured and stored. Raises _TimeIsUpError if too little time is left to
-    measure the run.
+    Raises _TimeIsUpError if too little time is left to measure the run.
     """
     gpu, alloc_conf = setup.gpu, series.alloc_conf
     settings = replace(gpu.settings, alloc_conf=alloc_conf, allocator_cap_bytes=cap_bytes)
@@ -150,9 +149,9 @@ def _seek_limit(series: BatchSeries, cap_bytes: int, setup: MeasurementSetup, re
 
 
 def describe(run: Observation) -> str:
-    """Return a line on a run and its peaks.
+    """Describe a run and its peaks in one line of text.
 
-    It has the model, the batch size, the cap, and the peaks or that memory ran out.
+    The line has the model, the batch size, the cap, and the peaks or that memory ran out.
     """
     cap = run.settings.allocator_cap_bytes
     under = "" if cap is None else f" under {cap // MIB:,} MiB"

@@ -43,9 +43,10 @@ _ALIASES = {
 
 
 class _AliasFinder:
-    """The finder and loader of modules that are aliases of modules in `planner.api`.
+    """The import hook that makes modules of `planner.api` importable under their aliases.
 
-    It does not derive from the classes of importlib.abc, which import modules that a plan does not need.
+    The aliases are `_ALIASES`. The class does not derive from the classes of importlib.abc, which import
+    modules that a plan does not need.
     """
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:

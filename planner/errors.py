@@ -38,9 +38,9 @@ class ModelError(PlannerError):
 
 
 class BatchTooLargeError(ModelError):
-    """The error for a batch size that makes a value read by the model too large.
+    """The error for a batch size at which the model reads the values of too large a tensor.
 
-    A run on the CPU computes the values that a model reads, and bounds their size.
+    Values of large tensors are drawn at random on the CPU, up to a size limit.
     """
 
 

@@ -39,7 +39,10 @@ def main() -> None:
 
 
 def answer(message: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer to a request as JSON data. It is the detected GPU, or the observation of a run."""
+    """Detect the GPU or run a job's steps, as a request asks, and return the result as JSON data.
+
+    The result is a `DetectedGpu` or an `Observation`.
+    """
     if message.pop("ask") == "gpu":
         _prepare("", "", "cuda")
         detected: dict[str, Any] = to_builtins(detect_gpu(open_gauge()))

@@ -51,7 +51,7 @@ def open_gauge(index: int = 0) -> Gauge | None:
 
 
 def nvml_handle(pynvml: Any, visible: str, index: int = 0) -> Any:
-    """Return NVML's handle of torch's GPU `index`. `visible` is the value of CUDA_VISIBLE_DEVICES."""
+    """Return the NVML handle of torch's GPU `index`. `visible` is the value of CUDA_VISIBLE_DEVICES."""
     name = visible.split(",")[index].strip() if visible else str(index)
     if not name or name.isdecimal():
         return pynvml.nvmlDeviceGetHandleByIndex(int(name or 0))

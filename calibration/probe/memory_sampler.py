@@ -38,9 +38,9 @@ class CudaRun:
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
-        """Sample the process's memory from another thread inside the context.
+        """Sample the process's memory in another thread while the context is active.
 
-        It is read every SAMPLE_SECONDS.
+        The memory is read every SAMPLE_SECONDS, and once at the end.
         """
         stop = threading.Event()
 
@@ -72,9 +72,10 @@ class CudaRun:
 
 
 def save_recorded_history(path: Path, history: History) -> list[str]:
-    """Save the allocator history that torch recorded, and return remarks.
+    """Save the allocator history that torch recorded, unless it may be incomplete.
 
-    The only remark is that torch dropped events; the history is not saved in that case.
+    `history` has all fields of the history except the events. Returns an empty list, or a list with one
+    remark if the history was not saved because torch may have dropped events.
     """
     entries = torch.cuda.memory._snapshot()["device_traces"][0]
     if len(entries) >= MOST_EVENTS:  # torch keeps only the last events

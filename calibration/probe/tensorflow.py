@@ -1,8 +1,8 @@
-"""Measure the plain tensors of a process with TensorFlow on a real GPU.
+"""Measure the memory of plain tensors with TensorFlow on a real GPU.
 
-Nothing is simulated. The module is in this folder because it imports a framework; it is the only module that
-imports TensorFlow. As in the notebook, TensorFlow's memory grows with the requests, and `get_memory_info` is
-read.
+The tensors are defined and deleted by the steps of a `Process`. Nothing is simulated. The module is in this
+folder because it imports a framework; it is the only module that imports TensorFlow. As in the notebook
+(docs/notebook.md), TensorFlow's memory grows with the requests, and `get_memory_info` is read.
 """
 
 from collections.abc import Iterator

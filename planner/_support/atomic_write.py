@@ -18,9 +18,10 @@ PARTIAL = ".partial"  # suffix of the temporary file's name while a file is writ
 
 
 def save(path: Path, content: bytes, what: str) -> None:
-    """Write `content` atomically to a file that an option names.
+    """Write a file atomically, without creating missing parent folders.
 
-    Raises DataFileError if the file cannot be written; `what` names the content in the error message.
+    An option names the file. Raises DataFileError if the file cannot be written; `what` names the content in
+    the error message.
     """
 
     def write(partial: Path) -> None:

@@ -78,9 +78,9 @@ def _explained(message: str, value: Any, kind: Any) -> ConversionError:
 
 
 def shown(value: Any) -> str:
-    """Return a short text of a value, to be quoted in messages.
+    """Return a short description of a value for messages.
 
-    The text has at most `MAX_SHOWN` characters.
+    A list or dict is described without its items. The text has at most `MAX_SHOWN` characters.
     """
     if isinstance(value, dict):
         return "keys with values"

@@ -20,9 +20,9 @@ def signal_name(number: int) -> str:
 
 
 def marked_processes(mark: str) -> frozenset[int]:
-    """Return the IDs of all processes with an environment variable, and of their descendants.
+    """Return the IDs of all processes that have `mark` in their environment, and of their descendants.
 
-    `mark` is the variable as `NAME=VALUE`. Zombies and the calling process are left out.
+    `mark` is an environment variable as `NAME=VALUE`. Zombies and the calling process are left out.
     """
     parents: dict[int, int] = {}
     found: set[int] = set()

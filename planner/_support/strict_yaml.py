@@ -45,8 +45,8 @@ class Entry(msgspec.Struct, frozen=True):
     def convert(self, kind: type[T], **given: Any) -> T:
         """Convert the value to the type `kind`.
 
-        The rules are those of `conversion.convert`. `given` adds keys to a mapping. Raises DataFileError if
-        the value cannot be converted, or has a key of `given`.
+        The value is converted as by `conversion.convert`. `given` adds keys to a mapping. Raises
+        DataFileError if the value cannot be converted, or has a key of `given`.
         """
         value = self.plain()
         if given:

@@ -96,7 +96,7 @@ def _lines(text: str) -> dict[_Path, int]:
 def _statements(text: str) -> Iterator[tuple[int, str]]:
     """Yield the line number and the text of each statement in a TOML text.
 
-    The number is that of the statement's first line, counted from 1. Raises RecursionError if statements of
+    The line is the first line of the statement, counted from 1. Raises RecursionError if statements of
     several lines need too many trial parses.
     """
     lines, start, parsed = text.split("\n"), 0, 0

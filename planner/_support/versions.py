@@ -41,8 +41,10 @@ def _normal(name: str) -> str:
 def format_cudnn_version(number: int | None) -> str | None:
     """Convert cuDNN's version number to text, or return None if there is no cuDNN.
 
-    The number is that of `torch.backends.cudnn.version()`; None and 0 mean no cuDNN. >>>
-    format_cudnn_version(8902), format_cudnn_version(90100) ('8.9.2', '9.1.0')
+    `number` is the value of `torch.backends.cudnn.version()`; None and 0 mean no cuDNN.
+
+    >>> format_cudnn_version(8902), format_cudnn_version(90100)
+    ('8.9.2', '9.1.0')
     """
     if not number:
         return None

@@ -41,7 +41,7 @@ class SegmentState(Struct, frozen=True):
 
     @classmethod
     def of(cls, piece: "tuple[Block, ...]") -> "SegmentState":
-        """Return the state of adjacent blocks that are all in use or cached."""
+        """Create the state of adjacent blocks, each of which is in use or cached."""
         states = tuple(BlockState(block.address, block.size_bytes, block.in_use) for block in piece)
         size_bytes = sum(block.size_bytes for block in piece)
         pool = piece[0].pool
@@ -115,7 +115,7 @@ class Block:
 class BlockPool:
     """The cached and unmapped blocks of one stream and one size class.
 
-    Its page and split sizes are those of the size class.
+    The page and split sizes depend on the size class.
     """
 
     def __init__(

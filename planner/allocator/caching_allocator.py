@@ -99,9 +99,10 @@ class CachingAllocator:
         return self._segments.count
 
     def hold(self, start: Iterable[SegmentState]) -> dict[int, Block]:
-        """Take over the reserved memory of a process, and return the blocks in use by address.
+        """Add the reserved memory `start` to an empty allocator, and return the blocks in use by address.
 
-        The segments count as requested in order of address. Raises ValueError if memory was requested before.
+        The segments count as requested in order of address. Raises ValueError if the allocator already has
+        memory.
         """
         if self._segments.heads:
             raise ValueError("the allocator already has memory")
@@ -115,7 +116,7 @@ class CachingAllocator:
         return used
 
     def ranges(self) -> list[tuple[int, int]]:
-        """Return the first and the end address of each expandable segment."""
+        """Return the start and end address of each expandable segment's virtual range."""
         return self._segments.ranges()
 
     def missing_bytes(self, requested_bytes: int, stream: int = 0) -> int:

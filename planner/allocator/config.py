@@ -1,7 +1,7 @@
 """The configuration of PyTorch's CUDA caching allocator, and its rounding of sizes.
 
-The options are those of the environment variable PYTORCH_ALLOC_CONF (PYTORCH_CUDA_ALLOC_CONF before torch
-2.10) as torch 2.11 to 2.13 read them. Constants and checks: AllocatorConfig.h and .cpp in c10/core,
+The options come from the environment variable PYTORCH_ALLOC_CONF (PYTORCH_CUDA_ALLOC_CONF before torch 2.10),
+as torch 2.11 to 2.13 read it. Constants and checks: AllocatorConfig.h and .cpp in c10/core,
 CUDAAllocatorConfig.h and .cpp in c10/cuda; rounding: `round_size` and `get_allocation_size` in
 c10/cuda/CUDACachingAllocator.cpp.
 """
@@ -261,7 +261,7 @@ def _inner_fraction(config: AllocatorConfig, name: str, value: str) -> float:
 
 
 def _divisions(config: AllocatorConfig, name: str, value: str) -> tuple[int, ...]:
-    """Parse the value of an option with divisions for each size class.
+    """Parse the value of `roundup_power2_divisions` to a number of divisions for each size class.
 
     The value is a number, such as "4", or a list with sizes in MiB, such as "[256:1,512:2,>:4]". As in torch,
     the first entry also serves all smaller classes, and ">" serves all classes above the class of the

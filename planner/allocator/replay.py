@@ -240,10 +240,10 @@ class ReplayedProcess:
 
 
 def replay_with_breakdown(trace: Trace, limits: MemoryLimits) -> tuple[Replay, Mapping[Category, int]]:
-    """Replay a trace, and return the result with the categories of memory at the allocated peak.
+    """Replay a trace, and return the result with the bytes of each category at the allocated peak.
 
-    The categories are mapped to bytes. Blocks count with their full sizes, as in torch's `memory_allocated`;
-    unused categories are 0. Raises the errors of `replay_trace`.
+    Blocks count with their full sizes, as in torch's `memory_allocated`; unused categories are 0. Raises the
+    errors of `replay_trace`.
     """
     sizes: dict[int, int] = {}
 

@@ -1,4 +1,4 @@
-"""Replay one trace under several memory limits, with few replays.
+"""Replay one trace under several memory limits, and reuse replays with equal results.
 
 The caching allocator is not monotone in its memory: which segments it releases when a request is refused, and
 so how it splits segments afterwards, depends on the limit. A trace that fits one limit may fail under a

@@ -45,10 +45,10 @@ def compare(
 ) -> CompareResult:
     """Return the estimates of one batch size by every method.
 
-    The measured value is included if one is stored. The measured value is a calibration's run on the GPU of
-    the options, else a published value. Options are as for `planner.estimate` without `trace`, `save_trace`
-    and `isolate`. If an estimator fails, its row has the reason. Raises the errors of `planner.errors` if the
-    planner's own trace fails.
+    The measured value is included if one is stored: a calibration's run on the GPU of the options, else a
+    published value. Options are as for `planner.estimate` without `trace`, `save_trace` and `isolate`. If an
+    estimator fails, its row has the reason. Raises the errors of `planner.errors` if the planner's own trace
+    fails.
     """
     request = open_request(model, options, batch, command="compare")
     job, size, on_progress = request.job, request.batch, request.on_progress
@@ -66,10 +66,10 @@ def compare(
 
 
 def _as_measured(budget: Budget, measured: Measured | str, options: Options) -> Budget:
-    """Return the budget with the allocator defaults under which a value was measured.
+    """Return the budget with the allocator defaults of the torch version that measured a value.
 
-    The defaults are those of the value's version of torch. The budget is returned unchanged if `measured` is
-    the reason why no value is stored.
+    The option `alloc_conf` still applies. The budget is returned unchanged if `measured` is the reason why no
+    value is stored.
     """
     if isinstance(measured, str):
         return budget

@@ -1,4 +1,4 @@
-"""Tell why a process ran out of GPU memory, from a file that it left.
+"""Diagnose why a process ran out of GPU memory, from a file that the process left.
 
 The file is a log, snapshot, profile, history or record of a run.
 """

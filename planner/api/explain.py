@@ -197,10 +197,10 @@ def _explain_worst(request: Request, display_limits: DisplayLimits) -> VaryingEx
 
 
 def _evaluate(request: Request) -> Trace | None:
-    """Return the trace of the batch in eval mode.
+    """Capture the batch of a training job in eval mode, and return the trace, or None.
 
-    Returns None if the job does not train, or if the trace cannot be captured. None is also returned for a
-    job of a trace file.
+    Returns None if the job does not train, if the job comes from a trace file, or if the trace cannot be
+    captured.
     """
     if request.saved is not None or request.job.loop.mode is not Mode.TRAIN:
         return None
@@ -219,7 +219,7 @@ def batch_curve(
     devices: Sequence[Device] | None = None,
     **options: Unpack[Options],
 ) -> BatchCurve | None:
-    """Return curves of memory over batch sizes for several GPUs.
+    """Return the curve of memory against batch size for each of several GPUs.
 
     The GPUs are `devices`, by default all known GPUs. The GPU of the options is selected; without it, an
     unlimited GPU comes first and is selected. Returns None if a saved trace holds for one batch size only.

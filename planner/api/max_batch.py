@@ -30,10 +30,9 @@ class MaxBatchResult(Result):
 
     @property
     def answer_batch(self) -> int:
-        """Return the batch size that the report gives first.
+        """Return `comfortable_batch`, or `max_batch` if `comfortable_batch` is 0.
 
-        It is `comfortable_batch`, or `max_batch` if `comfortable_batch` is 0. With `no_retries` the result is
-        0 if every batch that fits takes retries.
+        The report gives this batch size first. With `no_retries`, it is always `comfortable_batch`.
         """
         return 0 if self.plan.answer is None else self.plan.answer.run.batch
 

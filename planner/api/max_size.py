@@ -45,9 +45,9 @@ class MaxSizeResult(Result):
 
     @property
     def answer_size(self) -> Size | None:
-        """Return the size that the report gives first.
+        """Return `comfortable_size`, or `max_size` if `comfortable_size` is None.
 
-        It is `comfortable_size`, or `max_size` if `comfortable_size` is None.
+        The report gives this size first.
         """
         return self.comfortable_size or self.max_size
 
@@ -85,9 +85,9 @@ def max_size(
 
 
 def _patches(job: Job) -> tuple[tuple[Size, ...], Callable[[Size], Job]]:
-    """Return the patch sizes of nnU-Net's planner, with a function to make jobs.
+    """Return nnU-Net's patch sizes, and a function that returns the job for a patch size.
 
-    The function returns the job to plan for a patch size.
+    nnU-Net's planner determines the patch sizes.
     """
     from planner.capture import planned_patches
 

@@ -145,7 +145,7 @@ def _tasks(
 
 
 def _without(task: Task, stored: TaskResult) -> Task:
-    """Return the task for only the GPUs that have no stored cell."""
+    """Return the task for only the GPUs whose cells are not stored."""
     devices = tuple(device for device in task.devices if device_digest(device) not in stored.cells)
     return replace(task, devices=devices)
 

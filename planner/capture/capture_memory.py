@@ -11,17 +11,17 @@ from planner.program import GrowthSource, Trace
 
 @dataclass(slots=True)
 class CaptureMemory:
-    """Values and source lines that captures of one job share: tensor values, and the lines of growth."""
+    """Results that the captures of one job share: tensor values and the lines of growth sources.
+
+    A growth source allocates more blocks with every step.
+    """
 
     first_read: DataDependentError | None = None  # None if shapes alone are enough
     logs: ReadLogs = field(default_factory=ReadLogs)
     growth_lines: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)  # by (module, op)
 
     def knows_lines(self, trace: Trace) -> bool:
-        """Return whether the source line of each growth source is known.
-
-        The growth sources are those of the trace.
-        """
+        """Return whether the source lines of all growth sources of the trace are known."""
         return all((one.module, one.op) in self.growth_lines for one in trace.growth_sources)
 
     def add_lines(self, trace: Trace) -> None:

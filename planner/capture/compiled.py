@@ -1,7 +1,7 @@
-"""Run compiled code as eager code, and record the names of the compiled functions and modules called.
+"""Run compiled code as eager code, and record the names of the functions and modules called.
 
-All forms of `torch.compile` (a wrapped module, `Module.compile`, a decorated function) pass through the
-one function of dynamo that consults the stance (torch/_dynamo/eval_frame.py, `_callback_from_stance`).
+All forms of `torch.compile` (a wrapped module, `Module.compile`, a decorated function) pass through the one
+function of dynamo that consults the stance (torch/_dynamo/eval_frame.py, `_callback_from_stance`).
 TorchScript's functions and methods, scripted or traced, pass through `__call__` of their two classes. Both
 entry points are watched, wherever the model stores its compiled code.
 """
@@ -25,7 +25,7 @@ _MOST_NAMES = 4  # most names that a note lists
 
 @dataclass(slots=True)
 class CompiledCalls:
-    """Names of the compiled functions and modules that were called, by first call."""
+    """Names of the called compiled functions and modules, in the order of their first calls."""
 
     by_dynamo: dict[str, None] = field(default_factory=dict)
     by_torchscript: dict[str, None] = field(default_factory=dict)
@@ -86,7 +86,7 @@ def _watch_dynamo(calls: CompiledCalls, stack: ExitStack) -> None:
 
 
 def _watch_first_use(calls: CompiledCalls, stack: ExitStack) -> None:
-    """Watch dynamo starting with the first call of `torch.compile`, which imports dynamo."""
+    """Watch dynamo from the first call of `torch.compile` on. The call imports dynamo."""
     compile_ = torch.compile
 
     def compile_noting(*args: Any, **kwargs: Any) -> Any:

@@ -218,8 +218,8 @@ def _lacks_ranks(error: BaseException) -> bool:
 def source_line(error: BaseException) -> str:
     """Return the innermost traceback line in user code, or "" if there is none.
 
-    Code of torch, torchvision and the planner is skipped. Its form is " (file:line: code)". Lines of
-    torchvision's models are included.
+    Its form is " (file:line: code)". Code of torch, torchvision and `planner.capture` is skipped, except
+    torchvision's models.
     """
     files = [Path(__file__), Path(torch.__file__)]  # torch's folder is also the beginning of torchvision's
     theirs = tuple(str(file.parent) for path in files for file in (path, path.resolve()))

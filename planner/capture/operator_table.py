@@ -14,7 +14,9 @@ _Function = TypeVar("_Function")
 def overload(name: str) -> Any:
     """Return the ATen operator `name`, such as "mm" or "add.Tensor".
 
-    A name without a dot means the default overload. >>> str(overload("mm")), str(overload("add.Tensor"))
+    A name without a dot means the default overload.
+
+    >>> str(overload("mm")), str(overload("add.Tensor"))
     ('aten.mm.default', 'aten.add.Tensor')
     """
     packet, _, variant = name.partition(".")

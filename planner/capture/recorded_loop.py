@@ -1,6 +1,6 @@
-"""Run a job's loop on the meta device as on the planned GPU.
+"""Run a job's training loop on the meta device, and return its trace.
 
-The result is the trace of the loop.
+Operators behave as on the planned GPU.
 """
 
 import dataclasses
@@ -46,8 +46,8 @@ def record_loop(loop: CapturedLoop, capability: tuple[int, int]) -> Trace:
 def _run(loop: CapturedLoop, stack: ExitStack) -> Notes:
     """Run the loop and return the notes of all techniques.
 
-    The loop is of the first technique that defines one. The notes are in the order of the techniques. Their
-    contexts (`open_loop`) are entered on `stack`.
+    The first technique that defines `run_loop` runs the loop. The notes are in the order of the techniques.
+    Contexts of the techniques (`open_loop`) are entered on `stack`.
     """
     readers = [stack.enter_context(one.open_loop(loop)) for one in loop.techniques]
     run = next(one.run_loop for one in loop.techniques if one.run_loop is not None)

@@ -144,7 +144,7 @@ class _Session(Struct, frozen=True):
         return interpretation.describe(trace)
 
     def _record(self, job: Job, batch: int, model: nn.Module, run: Run, placement: Placement) -> Trace:
-        """Change the model by the techniques of the job, and record its loop."""
+        """Apply the job's techniques to a model, and return the trace of its loop."""
         initialise_lazy_modules(model, job, batch, run)
         built, techniques = BuiltModel(model), techniques_of(job)
         for technique in techniques:

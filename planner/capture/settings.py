@@ -181,10 +181,10 @@ def _attribute(holder: Any, name: str, of: str, defaults: tuple[Any, ...] = ()) 
 
 
 def _unless_mixed(setting: Setting) -> Setting:
-    """Return a copy of a setting that tolerates errors of torch.
+    """Return a copy of a setting that reads None if torch raises RuntimeError.
 
-    The copy reads None if torch raises, and ignores writes of None. torch raises after a program has set
-    `fp32_precision`, another form of the setting, for a part of torch.
+    The copy ignores writes of None. torch raises after a program has set `fp32_precision`, another form of
+    the setting, for a part of torch.
     """
 
     def read_or_none() -> Any:

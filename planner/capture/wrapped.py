@@ -20,9 +20,9 @@ def is_wrapped(tensor: Any) -> bool:
 
 
 def calls_operators_itself(kind: type) -> bool:
-    """Return whether a class is a wrapper of tensors.
+    """Return whether a class wraps tensors and calls operators on its inner tensors itself.
 
-    A wrapper calls operators on its inner tensors itself.
+    Such a class defines `__tensor_flatten__`.
     """
     return hasattr(kind, "__tensor_flatten__")
 

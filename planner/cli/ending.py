@@ -1,4 +1,4 @@
-"""End the process on Ctrl-C and SIGTERM by an exception.
+"""End the process on Ctrl-C and SIGTERM by raising an exception.
 
 The exception unwinds any running code.
 """
@@ -49,9 +49,10 @@ class Ending:
         self._exit = os._exit  # saved, since a model or a capture may replace it
 
     def guard(self, run: Callable[[], int]) -> int:
-        """Run a function and return its exit code.
+        """Run a function with SIGINT and SIGTERM handled, and return its exit code.
 
-        If `run` did not report a signal that arrived, the exit code is the signal's.
+        If `run` did not report a signal that arrived, the signal is reported, and the exit code is the
+        signal's.
         """
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else interrupts are ignored
             signal.signal(signal.SIGINT, self._end)
@@ -101,10 +102,9 @@ class Ending:
             os.kill(os.getpid(), self._number)
 
     def _watched_error(self) -> EndedError:
-        """Return an EndedError for the signal.
+        """Return an EndedError that sends the signal again if it is freed before it is reported.
 
-        The signal is sent again if the error is freed before it is reported. No frame of the traceback may
-        refer to the exception, since a reference would keep it alive.
+        No frame of the traceback may refer to the exception, since a reference would keep it alive.
         """
         error = self._make_error()
         self._error = weakref.ref(error, self._send_again)

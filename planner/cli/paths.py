@@ -14,7 +14,7 @@ def own_folder() -> Path | None:
 
 
 def cache_folder() -> Path | None:
-    """Return the folder of cached traces, or None without a home folder."""
+    """Return the folder of cached traces and cuDNN answers, or None without a home folder."""
     folder = cache_dir()
     return None if folder is None else folder / "traces"
 

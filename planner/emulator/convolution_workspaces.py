@@ -1,7 +1,4 @@
-"""Sources of the workspaces of convolutions.
-
-They are an installed cuDNN, stored answers, or published runs.
-"""
+"""Sources of convolution workspaces. They are an installed cuDNN, stored answers, or published runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,7 +24,7 @@ _ANSWERING_TORCH = (2, 8)  # comes with cuDNN 9.10; 2.7 with 9.5
 
 
 def open_convolutions(job: Job, cache_folder: Path | None = None) -> ConvWorkspaceQuery:
-    """Return the source of the workspaces of a job's convolutions.
+    """Return the source of a job's convolution workspaces.
 
     The answers of a cuDNN are cached in `cache_folder`. By default, versions of torch that come with a cuDNN
     before 9.8 have the workspaces of published runs. Raises UsageError if the job names a cuDNN that does not
@@ -143,7 +140,11 @@ class CudnnWorkspaces:
         return tuple(sizes)
 
     def account(self, capability: tuple[int, int], sm_count: int) -> WorkspaceAccount:
-        """Return an account of whether the library answers with all its engines."""
+        """Return the source of the workspaces, with notes on missing answers and engines.
+
+        The source is UNCOUNTED if the library does not answer for the GPU, SIMILAR if it lacks the engines
+        that are built on cuBLASLt, else LIBRARY.
+        """
         library = self.library
         if capability in library.silent:
             place = "compute capability {}.{}".format(*capability)

@@ -133,9 +133,10 @@ def _with_end(events: Sequence[Event]) -> tuple[Event, ...]:
 
 
 def _scratch(events: Sequence[Event], most: int) -> set[int]:
-    """Return the blocks during whose lives only scratch blocks are allocated.
+    """Return the block numbers of the scratch blocks in a trace.
 
-    Scratch blocks are nested at most `most` levels deep.
+    A block is scratch if it is freed, and only scratch blocks are allocated during its life, nested at most
+    `most` levels deep. If `most` is 0, no block may be allocated during its life.
     """
     ends = lifetimes(events)
     depths: dict[int, int] = {}

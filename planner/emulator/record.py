@@ -132,10 +132,9 @@ class EmulatedRun(Struct, frozen=True):
 
     @property
     def failure(self) -> OutOfMemory | None:
-        """Return a failed allocation, or None if no allocation failed.
+        """Return a failed allocation, or None if the command succeeded or no allocation failed.
 
-        Returns None if the command succeeded too. If several processes have a failed allocation, one that
-        ended its process is preferred.
+        If several processes have a failed allocation, one that ended its process is preferred.
         """
         failed = [record.failure for record in self.records if record.failure is not None]
         if not self.exit_code or not failed:

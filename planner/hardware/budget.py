@@ -151,7 +151,7 @@ def limits_at(budget: Budget, confidence: float) -> MemoryLimits | None:
 
 
 def check_confidence(confidence: float) -> float:
-    """Return the confidence unchanged. Raises UsageError unless it is from 0.5 to below 1."""
+    """Check that a confidence is from 0.5 to below 1, and return it. Raises UsageError if it is not."""
     if not 0.5 <= confidence < 1:
         raise UsageError(f"--confidence {confidence}: give a probability from 0.5 to below 1, such as 0.99")
     return confidence
@@ -175,7 +175,7 @@ def with_likeness(budget: Budget, likeness: Likeness) -> Budget:
 
 
 def _max_need(left: float, deviation: float, verdicts: Spread, z: float) -> float:
-    """Return the largest need of a replay that fits into `left` bytes with margins.
+    """Return the largest need of a replay, in bytes, that fits `left` bytes with margins.
 
     It is the largest n with (1 + location) n + z hypot(deviation, scale n) <= left. If z is at least 0, the
     result is at most `left`. If z is negative, 1 + location + z scale must be positive. If |z| scale is at
@@ -218,7 +218,7 @@ def _process_overhead(device: Device, correction: Correction | None) -> tuple[fl
 
 
 def beside_context(device: Device) -> tuple[int, float]:
-    """Return the bytes that NCCL takes outside of allocator and context, and their deviation.
+    """Return the bytes that NCCL takes outside the allocator and the CUDA context, and their deviation.
 
     Both are 0 if the device has no figure for NCCL.
     """
@@ -240,7 +240,7 @@ def process_bytes(budget: Budget, peak_reserved_bytes: int) -> int:
 
 
 def upper_process_bytes(budget: Budget, peak_reserved_bytes: int) -> int:
-    """Return the upper bound of what nvidia-smi shows for a process, at the budget's confidence.
+    """Return the upper bound of a process's memory in nvidia-smi, in bytes, at the budget's confidence.
 
     The bound of a process that is expected to fit is at most the GPU's usable memory, since the allocator
     releases cached segments and cuDNN takes smaller workspaces if memory is short.

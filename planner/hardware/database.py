@@ -131,10 +131,7 @@ def find_device(name: str, folder: Path = DEVICES_FOLDER) -> Device:
 
 
 def _hint(name: str, devices: Mapping[str, Device]) -> str:
-    """Return a text with the GPUs that an unknown name may mean.
-
-    They match the name, or have similar names.
-    """
+    """Return a hint for an unknown GPU name: matching or similar names, or a command that lists GPUs."""
     from difflib import get_close_matches
 
     key = device_key(name)
@@ -161,11 +158,12 @@ def search_devices(devices: Iterable[Device], words: Sequence[str]) -> tuple[Dev
 
 
 def device_key(name: str) -> str:
-    """Return a GPU's name in a form for comparison.
+    """Return a GPU's name in a normal form, in which names are compared.
 
-    It is in lower case without punctuation, brands and "(emulated)".
+    It is in lower case without spaces, punctuation, brands and "(emulated)".
 
-    >>> device_key("NVIDIA GeForce RTX 4090"), device_key("rtx4090 (emulated)") ('rtx4090', 'rtx4090')
+    >>> device_key("NVIDIA GeForce RTX 4090"), device_key("rtx4090 (emulated)")
+    ('rtx4090', 'rtx4090')
     """
     words = _words(name.removesuffix(EMULATED))
     return "".join(word for word in words if word not in ("nvidia", "geforce", "tesla", "quadro"))

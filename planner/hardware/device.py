@@ -100,7 +100,7 @@ class Device(Struct, frozen=True):
 
     @property
     def target(self) -> Target:
-        """Return what decides which kernels run: compute capability and multiprocessors.
+        """Return the compute capability and number of multiprocessors, which decide the kernels that run.
 
         If the number of multiprocessors is unknown, the number of the largest GPU of the capability is taken.
         """
@@ -139,9 +139,9 @@ def generic_context(capability: tuple[int, int], about: ProductInfo | None) -> S
 
 
 def generic_usable(total_bytes: int) -> SourcedBytes:
-    """Return the estimated total memory of a GPU in torch.
+    """Return an estimate of the total memory that torch reports for a GPU.
 
-    It is nvidia-smi's total minus 398 MiB and 0.23 %.
+    It is nvidia-smi's total, `total_bytes`, minus 398 MiB and 0.23 %.
     """
     reserved_bytes = DRIVER_MIB * MIB + round(DRIVER_SHARE * total_bytes)
     source = f"total less {DRIVER_MIB} MiB and {DRIVER_SHARE:.2%}: the known cards' line"

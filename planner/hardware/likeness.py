@@ -2,8 +2,8 @@
 
 If sizes are fixed and a cuDNN answers for the convolutions, the replay equals the replay of an emulated run,
 and only the difference between a real and an emulated GPU is uncertain. If something else is open (workspaces
-by a fitted term, `cudnn.benchmark`, lengths of texts), the distribution is that of published runs of the same
-kind. Each doubt beyond the doubts of the kind widens the distribution. If a job has something that neither
+by a fitted term, `cudnn.benchmark`, lengths of texts), the distribution of published runs of the same kind is
+used. Each doubt beyond the doubts of the kind widens the distribution. If a job has something that neither
 emulated nor published runs show, no probability is given, and its margins are the widest of all kinds.
 """
 
@@ -82,7 +82,10 @@ class Margins(Struct, frozen=True):
     parts: tuple[MarginPart, ...]  # their deviations, added in quadrature, are the deviation of `verdicts`
 
     def peak_ratio(self, confidence: float) -> float:
-        """Return the quantile at `confidence` of a process's peak over its replayed peak, at least 1."""
+        """Return the quantile at `confidence` of a process's peak divided by its replayed peak.
+
+        The result is at least 1.
+        """
         ratios, verdicts = self.residuals.peak_ratios, self.verdicts
         z = NormalDist().inv_cdf(confidence)
         ratio = quantile(ratios, confidence) if ratios else 1.0

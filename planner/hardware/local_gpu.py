@@ -63,7 +63,10 @@ def detected_device(gpu: str, versions: Versions, folder: Path = DEVICES_FOLDER)
 
 
 def check_detected(named: str, gpu: str, versions: Versions) -> Device:
-    """Return the GPU that `--gpu` names. Raises UsageError if a process found a different GPU."""
+    """Return the GPU that `--gpu` names, after checking that a process found the same GPU.
+
+    Raises UsageError if the process found a different GPU.
+    """
     device = find_device(named)
     if not is_same_gpu(device, gpu, versions):
         raise UsageError(f"--gpu {named}: this machine has {gpu}; remove --gpu")

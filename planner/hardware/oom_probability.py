@@ -58,19 +58,19 @@ def estimate_oom_probability(
 
 
 def _probability_of_failures(budget: Budget, known: Sequence[tuple[float, bool]]) -> float:
-    """Return the probability that the memory lies between two neighbouring limits, one of which fails.
+    """Return the probability that the memory limit is in a range in which the batch is assumed to fail.
 
-    `known` holds memory limits in bytes, in ascending order, each with whether the batch fits.
+    `known` holds memory limits in bytes, in ascending order, each with whether the batch fits. The batch is
+    assumed to fail between two neighbouring limits if it fails at one of them.
     """
     stretches = ((low, high) for (low, a), (high, b) in pairwise(known) if not (a and b))
     return sum(oom_probability_at(budget, high) - oom_probability_at(budget, low) for low, high in stretches)
 
 
 def oom_probability_at(budget: Budget, need_bytes: float) -> float:
-    """Return the probability that a run runs out of memory.
+    """Return the probability that a run runs out of memory if its replay needs at least `need_bytes`.
 
-    Its replay needs at least `need_bytes`. The result is the larger of the probabilities of exceeding the GPU
-    and the cap, as one error causes both.
+    The result is the larger of the probabilities of exceeding the GPU and the cap, as one error causes both.
     """
     verdicts = margins_of(budget.likeness).verdicts
     probabilities = [0.0]
@@ -85,11 +85,12 @@ def oom_probability_at(budget: Budget, need_bytes: float) -> float:
 
 
 def probability_beyond(room: float, need: float, verdicts: Spread, deviation: float) -> float:
-    """Return the probability that a run takes more than `room`.
+    """Return the probability that a run takes more than `room` if its replay needs `need`.
 
-    Its replay needs `need`. `deviation` is the standard deviation of `room`; all are in the same unit.
+    `deviation` is the standard deviation of `room`; all are in the same unit.
 
-    >>> probability_beyond(100, 100, Spread(9, 0.0, 0.01), 0.0) 0.5
+    >>> probability_beyond(100, 100, Spread(9, 0.0, 0.01), 0.0)
+    0.5
     """
     spread = hypot(deviation, verdicts.scale * need)
     return 1 - NormalDist(0, max(spread, 1e-9)).cdf(room - (1 + verdicts.location) * need)

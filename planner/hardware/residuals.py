@@ -88,7 +88,10 @@ class Published(Struct, frozen=True):
 
     @property
     def widest(self) -> Spread:
-        """Return a spread as wide as that of any kind. It is for jobs that resemble no run."""
+        """Return a spread with the largest location and the largest scale of all kinds.
+
+        It is for jobs that resemble no run.
+        """
         spreads = [one.verdicts for one in self.kinds.values()]
         location = max(spread.location for spread in spreads)
         return Spread(0, location, max(spread.scale for spread in spreads))

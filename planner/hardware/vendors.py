@@ -1,8 +1,8 @@
-"""State the limits of plans for GPUs of other makers than NVIDIA.
+"""State the limits of plans for GPUs from makers other than NVIDIA.
 
 Torch's allocator is the same code under ROCm (c10/cuda, hipified) and has the same size classes on XPU
 (c10/xpu/XPUCachingAllocator.cpp). The memory of libraries differs, so these answers have the widest margins
-of all kinds and no probability. GPUs of Apple are refused, since Metal's allocator has its own heaps.
+of all kinds and no probability. Apple's GPUs are refused, since Metal's allocator has its own heaps.
 """
 
 import re

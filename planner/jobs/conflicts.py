@@ -268,7 +268,7 @@ def _problem_of_ranks(sharding: Sharding) -> str:
 
 
 def check_requirements(job: Job) -> None:
-    """Raise UsageError for an option that lacks the option that it needs."""
+    """Raise UsageError if an option is given without the option that it requires."""
     for requirement in REQUIREMENTS:
         given = next((name for name in requirement.options if SETTINGS[name](job)), None)
         if given is not None and not SETTINGS[requirement.needed](job):

@@ -80,7 +80,10 @@ def _imported_files(tree: ast.Module, folders: Sequence[Path]) -> Iterator[tuple
 
 
 def last_name(node: ast.expr) -> str:
-    """Return the last name of a dotted expression, such as `nn` of `torch.nn`, or "" for any other."""
+    """Return the last part of a dotted name, such as `nn` of `torch.nn`.
+
+    A name without dots is returned whole. Returns "" for other expressions.
+    """
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""

@@ -364,6 +364,6 @@ def reset_options(job: Job, *, where: Callable[[JobOption], bool]) -> Job:
 
 
 def copy_options(source: Job, job: Job, *, where: Callable[[JobOption], bool]) -> Job:
-    """Return `job` with some options of `source`. The options are those for which `where` returns true."""
+    """Return `job` with the options of `source` for which `where` returns true."""
     names = [name for name, option in FIELD_OPTIONS.items() if where(option)]
     return job.replace(**{name: source.value(name) for name in names})

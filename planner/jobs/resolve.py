@@ -296,9 +296,10 @@ def _returns_its_loss(job: Job) -> bool:
 
 
 def _check_own_code(job: Job) -> None:
-    """Raise UsageError if a user's file has no such model.
+    """Raise UsageError if the source shows that a job's FILE.py:NAME is not a model.
 
-    The file may not exist, lack the name, or name no model.
+    The file or the name may not exist, or the class may have a training method but no `forward`. Models that
+    are not from a file are not checked.
     """
     if _is_of(job, "file"):
         check_code(split_model(job.model.origin).name)
@@ -341,7 +342,10 @@ def _without_training(base: Job, given: Mapping[str, Any]) -> Job:
 
 
 def _refuse_changed(job: Job, names: Sequence[str], what: str) -> None:
-    """Raise UsageError if one of the named options was changed. The model's code decides the options."""
+    """Raise UsageError if one of the named options differs from its default.
+
+    The model's code decides these options.
+    """
     for name in names:
         if not job.has_default(name):
             raise UsageError(f"{FIELD_OPTIONS[name].flag}: {job.model.name}: {what} decides that; remove it")

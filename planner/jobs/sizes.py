@@ -133,8 +133,8 @@ class SizeDistribution(Struct, frozen=True):
     def grid(self) -> tuple[Size, ...]:
         """Return padded sizes in ascending order.
 
-        They are all sizes of one range, or combinations of several ranges. With several ranges, only sizes
-        that `_some` selects are combined.
+        With one range, these are all its padded sizes. With several ranges, these are the combinations of the
+        sizes that `_some` selects from each range.
         """
         columns = [self.paddings(place) for place in range(len(self.ranges))]
         return tuple(product(*(columns if len(columns) == 1 else map(_some, columns))))
@@ -308,9 +308,10 @@ def _from_json(text: str) -> Size | None:
 def draw_batches(
     job: Job, sizes: SizeDistribution, batch: int, sequence: int, count: int
 ) -> tuple[BatchShape, ...]:
-    """Return the first `count` batches of the run whose sizes the seed and `sequence` determine.
+    """Draw the first `count` batches of a run.
 
-    With `Batching.TOKENS`, `batch` is the largest number of tokens in a batch, else the number of samples.
+    The job's seed and `sequence` determine the run's batches. With `Batching.TOKENS`, `batch` is the largest
+    number of tokens in a batch, else the number of samples.
     """
     random = Random(f"{job.samples.seed}:{sequence}")
     draws = {
@@ -340,7 +341,11 @@ def _packed(sizes: SizeDistribution, batch: int, random: Random, total: int) -> 
 
 
 def _grouped(sizes: SizeDistribution, batch: int, random: Random, total: int) -> Iterator[BatchShape]:
-    """Yield batches from megabatches in descending order of size; the first batch has the largest sample."""
+    """Yield batches of samples of similar sizes, as transformers' group_by_length makes them.
+
+    Samples are drawn in megabatches, each sorted in descending order of size and cut into batches. The first
+    batch is padded to the largest sample of the run.
+    """
     first = sizes.draw_largest(random, total * batch)
     megabatch = min(MEGABATCH, max(1, total // 4))
     while True:

@@ -1,9 +1,9 @@
 """Find the smallest sets of changes that make a batch fit.
 
 Each set is traced and replayed. Sets are tried from small to large. Changes of one group exclude each other,
-a set that contains a smaller set that fits is not minimal, and a set is not tried if what its changes save by
-themselves, each in its part of the memory, is far too little. A change to the optimizer's step is not tried
-if memory peaks elsewhere.
+and a set that contains a smaller set that fits is not minimal. A set is not tried if the savings of its
+single changes, combined for each part of the memory, are far too small. A change to the optimizer's step is
+not tried if memory peaks elsewhere.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

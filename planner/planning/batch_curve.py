@@ -1,7 +1,7 @@
 """Compute curves of memory against batch size for several GPUs.
 
-Pages and plots that show any batch use the curves. Each point is the estimate of one batch on one card. Cards
-share replays that no card's limits affect.
+Pages and plots that show any batch use the curves. Each point is the estimate of one batch on one GPU. GPUs
+share the replays that no GPU's limits affect.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class CurvePoint(Struct, frozen=True):
 
 
 class DeviceCurve(Struct, frozen=True):
-    """The points of one card's curve, in ascending order of batch size."""
+    """The points of one GPU's curve, in ascending order of batch size."""
 
     budget: Budget
     max_batch: int | None  # 0 if no batch size fits; None on an unlimited card
@@ -51,7 +51,7 @@ class DeviceCurve(Struct, frozen=True):
 
 
 class BatchCurve(Struct, frozen=True):
-    """The curves of one job on several cards."""
+    """The curves of one job on several GPUs."""
 
     batch: int  # requested; each card has a point for it
     cards: tuple[DeviceCurve, ...]
@@ -61,7 +61,11 @@ class BatchCurve(Struct, frozen=True):
 def take_curve(
     cards: Sequence[tuple[Budget, int | None]], programs: ProgramSet, batch: int, chosen: int = 0
 ) -> BatchCurve:
-    """Return the curves of cards whose largest batch sizes are known. Raises the errors of a capture."""
+    """Return the curves of GPUs whose largest batch sizes are known.
+
+    `cards` holds the budget and the largest batch size of each GPU; None is an unlimited GPU. `chosen` is the
+    index of the requested GPU, whose curve has more points. Raises the errors of a capture.
+    """
     cards_by_size: dict[int, list[int]] = {}
     for number, (_, most) in enumerate(cards):
         for size in curve_sizes(most, batch, SELECTED_DENSITY if number == chosen else OTHER_DENSITY):
@@ -101,10 +105,7 @@ def _even_sizes(top: int, grid: SampleDensity) -> set[int]:
 
 
 def _points(replays: TargetReplays, batch: int, budget: Budget) -> list[CurvePoint]:
-    """Return a list with the point of a batch size.
-
-    The list is empty if the batch size cannot be captured.
-    """
+    """Return the curve's point at a batch size in a list, or [] if the batch size cannot be captured."""
     replays.outcome(batch, budget.limits)
     if replays.is_refused(batch):
         return []

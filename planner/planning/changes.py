@@ -44,7 +44,7 @@ class TrainingConfig(Struct, frozen=True):
 
 
 class Change(Struct, frozen=True):
-    """A change to a training recipe, and its cost."""
+    """A change to a training run that saves memory, and its cost."""
 
     name: str  # the option as the command line takes it
     cost: str  # in time, numbers or comfort, as text
@@ -72,7 +72,7 @@ def changes_for(training: TrainingConfig, capability: tuple[int, int]) -> tuple[
 
 
 def apply_all(training: TrainingConfig, changes: tuple[Change, ...]) -> TrainingConfig:
-    """Return the recipe after applying the changes in order."""
+    """Return the training configuration after applying the changes in order."""
     for change in changes:
         training = change.apply(training)
     return training
@@ -194,10 +194,9 @@ def _of_adaptation(job: Job) -> Iterator[Change]:
 
 
 def _of_autoencoder(training: TrainingConfig) -> Iterator[Change]:
-    """Yield the changes that make a diffusers autoencoder take less memory at a time.
+    """Yield the changes that make a diffusers autoencoder process one image or one tile at a time.
 
-    It processes one image or one tile at a time. A model that does not support one of the changes refuses it
-    when the model is built.
+    A model that does not support one of the changes refuses it when the model is built.
     """
     job = training.job
     name = split_model(job.model.origin)

@@ -1,4 +1,4 @@
-"""Make a history anonymous: remove folders, hosts, times and free texts."""
+"""Remove folders, phase marks and unknown allocator options from a history."""
 
 import re
 

@@ -148,9 +148,9 @@ def compare_with_recording(trace: Trace, recording: Recording) -> Difference:
 
 
 def _peak(side: Trace | Recording, config: AllocatorConfig) -> tuple[Replay, int]:
-    """Replay a trace or recording without limits.
+    """Replay a trace or recording without limits, and return the replay with the position of its peak.
 
-    Returns the replay, and the number of allocations before the peak's allocation.
+    The position is the number of allocations before the allocation that reaches the allocated peak.
     """
     limits = MemoryLimits(config=replace(config, per_process_memory_fraction=1.0))
     run = replay_trace(Trace(side.events, side.sites, batch=1), limits)
@@ -247,9 +247,10 @@ def _name_recorded(
 
 
 def _next_partners(partner: dict[int, int], start: int, end: int) -> list[int | None]:
-    """Return the partner of the next matched allocation after each recorded allocation.
+    """Return the traced partner of the next matched allocation, for each recorded allocation.
 
-    The partner is None if no matched allocation follows before `end`.
+    The recorded allocations are at the indices from `start` to `end` - 1. A partner is an index of a traced
+    allocation, or None if no matched allocation follows before `end`.
     """
     partners: list[int | None] = []
     following: int | None = None

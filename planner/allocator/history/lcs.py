@@ -46,9 +46,10 @@ def _align(first: Sequence[int], second: Sequence[int], most_table_bits: int) ->
 
 
 def _rows(first: Sequence[int], second: Sequence[int]) -> Iterator[int]:
-    """Yield the rows of the table as integers of bits.
+    """Yield each row of the table of lengths as one integer, with a bit for each column.
 
-    Bit j of row i is for `first[j]` and the first i numbers of `second`.
+    Bit j of row i is for `first[j]` and the first i numbers of `second`. It is 0 if the length grows at
+    column j.
     """
     places: dict[int, int] = {}
     for column, number in enumerate(first):

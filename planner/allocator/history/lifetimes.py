@@ -177,7 +177,7 @@ def allocations_of(
 ) -> list[Allocation]:
     """Return the `Allocation` of each `Alloc` event, with its size rounded.
 
-    The rounding is that of the allocator configuration.
+    Sizes are rounded as with the allocator configuration `config`.
     """
     ends = lifetimes(events)
     allocations = []

@@ -242,11 +242,11 @@ def _history(gpu: str, total_bytes: int | None, changes: Sequence[_Change]) -> H
 
 
 def _start(changes: Sequence[_Change]) -> tuple[dict[int, int], tuple[SegmentState, ...]]:
-    """Return the segment of the blocks that are older than the trace.
+    """Return new addresses for the blocks that are older than the trace, and a segment with these blocks.
 
-    The addresses of the blocks are made up, and returned first, by recorded address. The segment is in a
-    tuple, which is empty if no memory was reserved. Memory in use that is not freed in the trace is one
-    block, and free reserved memory is another block.
+    The addresses are made up, and are keyed by recorded address. The segment is in a tuple, which is empty if
+    no memory was reserved. Memory in use that is not freed in the trace is one block, and free reserved
+    memory is another block.
     """
     born: set[int] = set()
     old: dict[int, int] = {}

@@ -84,10 +84,7 @@ def load_published(path: Path) -> PublishedHistory:
 
 
 def load_any_history(path: Path) -> History:
-    """Read a history from a file of either format. Raises DataFileError.
-
-    The formats are those of `save_history` and `save_published`.
-    """
+    """Read a history in the format of `save_history` or `save_published`. Raises DataFileError."""
     try:
         is_ours = msgspec.json.decode(read_packed(path, LARGEST_FILE_BYTES), type=_Kind).format is not None
     except (OSError, ValueError, RecursionError, zlib.error):
@@ -126,7 +123,7 @@ def save_published(published: PublishedHistory, path: Path) -> None:
 
 
 def beginning_of(history: History) -> str:
-    """Return the word for how a process had used memory before its history.
+    """Return a label for the state of the memory at the beginning of a history.
 
     It is "first tensor" if the history starts without memory, "empty cache" if each segment has a block in
     use, and "midway" otherwise.

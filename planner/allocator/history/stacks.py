@@ -89,7 +89,8 @@ NO_STACK = Stack()
 def function_category(path: str, name: str) -> tuple[bool, Category | None]:
     """Return whether a rule matches a Python function, and the category of the rule.
 
-    The rules are `_RULES`, and the category is that of blocks that the function allocates.
+    The rules are `_RULES`. The category applies to blocks that the function allocates, and is None if it is
+    unknown or no rule matches.
     """
     for path_pattern, name_pattern, category in _COMPILED:
         if name_pattern.fullmatch(name) and path_pattern.fullmatch(path):

@@ -109,7 +109,7 @@ class _Before:
     def state(self) -> tuple[SegmentState, ...]:
         """Return the state of each piece with its blocks.
 
-        Raises UnequalStateError if a block lies in no piece.
+        Raises UnequalStateError if a block is in no piece.
         """
         places = sorted(self._used)
         states = []

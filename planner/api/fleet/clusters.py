@@ -151,7 +151,10 @@ class _OpenSearch(NamedTuple):
     def table(
         self, rows: tuple[ClusterPlans, ...], start: float, advice: ClusterAdvice | None = None
     ) -> ClusterTable:
-        """Return the table of `rows` or `advice`, with the seconds that it took."""
+        """Return `rows` or `advice` as a table, with the seconds that the search took.
+
+        `start` is the `perf_counter` time before the job was opened.
+        """
         seconds = Seconds(self.traces.seconds, perf_counter() - self.opened - self.traces.seconds)
         confidence = (advice.plans if advice else rows[0]).budget.confidence
         return ClusterTable(
@@ -204,9 +207,9 @@ def _is_slice(card: Device) -> bool:
 
 
 def _read_cluster(path: Path) -> tuple[Sequence[Device], int, int]:
-    """Read a cluster file.
+    """Return the GPU, the GPUs per node and the total number of GPUs in a cluster file.
 
-    Returns one GPU, the GPUs per node and the total number of GPUs. Raises DataFileError.
+    The GPU is in a tuple of one. Raises DataFileError.
     """
     parts = read_entry(path).children(("gpu", "nodes", "gpus_per_node"))
     try:

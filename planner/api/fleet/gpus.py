@@ -283,10 +283,7 @@ def _table_of_varying(
 
 
 def _of_vendors(fits: Sequence[DeviceFit]) -> list[str]:
-    """Return notes on GPU vendors with effects that are not modelled.
-
-    There is one note for each such vendor in the rows.
-    """
+    """Return a note on each GPU vendor in the rows that the planner does not fully model."""
     vendors = dict.fromkeys(fit.budget.device.vendor for fit in fits)
     return [NOT_MODELLED[vendor] for vendor in vendors if vendor in NOT_MODELLED]
 
@@ -323,7 +320,10 @@ def choose_devices(
 
 
 def _budgets(cards: Sequence[Device], job: Job, options: Options) -> list[Budget]:
-    """Return the corrected budget of each GPU. The stored calibrations are read only once."""
+    """Return the budget of each GPU for a job, corrected by the stored calibrations.
+
+    The calibrations are read only once. A budget without a calibration is not corrected.
+    """
     plain = [budget_for(find_budget({**options, "gpu": card}), job) for card in cards]
     stored = stored_calibrations(plain[0], options)
     query = calibration_query(plain[0], job, options)

@@ -171,9 +171,10 @@ def _planned(
 
 
 def _beside(request: GuardRequest, training: "LiveTraining", meter: "TrainingMeter") -> int:
-    """Return the bytes of this process's GPU memory outside the training run.
+    """Return the bytes that this process has allocated on the GPU outside the training run.
 
-    At most `SEGMENT_BYTES` count as 0.
+    The model, its gradients, the optimizer state and the batch are not counted. At most `SEGMENT_BYTES` count
+    as 0.
     """
     from calibration.probe.training_meter import SEGMENT_BYTES
     from planner.capture import bytes_beside

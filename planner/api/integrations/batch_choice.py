@@ -39,10 +39,7 @@ def split(samples: int, most: int, multiple: int = 1, fewest: int = 1) -> Split:
 
 
 def split_up(samples: int, most: int, multiple: int = 1, fewest: int = 1) -> Split:
-    """Split samples as `split` does if that takes all samples.
-
-    Otherwise the size of the micro-batches is rounded up.
-    """
+    """Split samples into micro-batches, and round the batch size up if `split` would leave samples out."""
     exact = split(samples, most, multiple, fewest)
     if exact.samples == samples:
         return exact

@@ -19,7 +19,7 @@ NOTES = (
 def deepspeed_fields(
     given: str | Mapping[str, Any], fields: Mapping[str, Any], ranks: int, owner: str
 ) -> dict[str, Any]:
-    """Return a job's fields, changed for one rank of DeepSpeed.
+    """Return a copy of a job's fields with the settings of one rank of DeepSpeed.
 
     `fields` are the job's fields from a framework. `given` is DeepSpeed's configuration or the name of its
     file; `owner` names the setting in errors. `ranks` is the number of processes, which a user's `world_size`
@@ -54,11 +54,10 @@ def _config_of(given: str | Mapping[str, Any], owner: str) -> dict[str, Any]:
 
 
 def _precision_left(config: Mapping[str, Any], precision: Precision, owner: str) -> Precision:
-    """Return the precision that a job keeps besides DeepSpeed's configuration.
+    """Return a job's precision, or FP32 if DeepSpeed's configuration sets the precision itself.
 
-    It replaces "auto". If the configuration enables the precision itself, FP32 is returned. A precision
-    without autocast is returned unchanged. Raises UsageError if the configuration does not enable the
-    precision.
+    The precision is kept if the configuration has "auto" for it, or if the job does not use autocast. Raises
+    UsageError if the configuration does not enable the autocast precision of the job.
     """
     wanted = {Precision.AMP_BF16: "bf16", Precision.AMP_FP16: "fp16"}.get(precision)
     if wanted is None:

@@ -30,7 +30,7 @@ def fsdp_fields(
     syncs_each: bool = False,
     replicas: int = 1,
 ) -> dict[str, Any]:
-    """Return a job's fields, changed for one rank of FSDP2.
+    """Return a copy of a job's fields with the settings of one rank of FSDP2.
 
     `fields` are the job's fields from a framework. `plugin` is accelerate's; `owner` names the setting in
     errors. `ranks` is the number of processes, which a user's `fsdp` overrides. With `syncs_each`, gradients
@@ -61,7 +61,10 @@ def fsdp_fields(
 
 
 def notes_of_plugin(plugin: Any, owner: str) -> tuple[str, ...]:
-    """Return notes on a plugin's settings that are not planned. Raises UsageError for refused settings."""
+    """Return notes on a plugin's settings that are in use but that the plan ignores.
+
+    Raises UsageError for refused settings.
+    """
     return notes_of(accelerate_settings.FSDP, plugin, owner)
 
 

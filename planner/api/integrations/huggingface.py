@@ -262,7 +262,10 @@ def fields_of_accelerator(accelerator: Any) -> dict[str, Any]:
 
 
 def notes_of_arguments(arguments: Any) -> tuple[str, ...]:
-    """Return notes on arguments that are not planned. Raises UsageError for refused arguments."""
+    """Return notes on arguments that are in use but that the plan ignores.
+
+    Raises UsageError for refused arguments.
+    """
     tables = (*transformers_settings.SETTINGS, *transformers_settings.VALUES)
     notes = notes_of(tables, arguments, "TrainingArguments")
     if arguments.fsdp:
@@ -271,7 +274,7 @@ def notes_of_arguments(arguments: Any) -> tuple[str, ...]:
 
 
 def notes_of_accelerator(accelerator: Any) -> tuple[str, ...]:
-    """Return notes on an accelerator's settings that are not planned.
+    """Return notes on an accelerator's settings that are in use but that the plan ignores.
 
     Raises UsageError for refused settings.
     """
@@ -286,17 +289,20 @@ def notes_of_accelerator(accelerator: Any) -> tuple[str, ...]:
 
 
 def notes_of_trainer(trainer: Any) -> tuple[str, ...]:
-    """Return notes on a trainer's settings that are not planned. Raises UsageError for refused settings."""
+    """Return notes on a trainer's settings that are in use but that the plan ignores.
+
+    Raises UsageError for refused settings.
+    """
     tables = (*transformers_settings.SETTINGS, *transformers_settings.VALUES)
     own = [one for one in tables if one.name not in transformers_settings.BY_ITS_TRAINER]
     return (*notes_of(own, trainer.args, "TrainingArguments"), *left_out(trainer))
 
 
 def _plan_of_trainer(trainer: Any, options: Options) -> Callable[..., MaxBatchResult]:
-    """Return a function that plans a trainer for a number of micro-batches.
+    """Return a function that plans the largest batch of a trainer for a number of micro-batches.
 
-    The number is that of micro-batches per optimizer step. With `evaluates=False` it plans the trainer
-    without evaluation.
+    The function takes the number of micro-batches per optimizer step. With `evaluates=False` it plans the
+    trainer without evaluation.
     """
     job, unplanned = trainer_job(trainer), notes_of_trainer(trainer)
 
@@ -310,7 +316,11 @@ def _plan_of_trainer(trainer: Any, options: Options) -> Callable[..., MaxBatchRe
 def _choice_beside_evaluation(
     trainer: Any, plan: Callable[..., MaxBatchResult], steps: int, multiple: int
 ) -> Choice:
-    """Return the choice of batch for a trainer that may evaluate. Retries are accepted in the evaluation."""
+    """Choose the batch size of a trainer for `steps` micro-batches per optimizer step.
+
+    If the trainer evaluates, retries are accepted in the evaluation. `plan` is the function from
+    `_plan_of_trainer`. Raises UsageError if no batch fits.
+    """
     result = plan(steps)
     if not transformers_settings.evaluates(trainer.args):
         return choice_of(result, multiple)
@@ -370,9 +380,9 @@ def _bytes_a_sample(sample: Mapping[str, Any]) -> int:
 def _accumulating(loop: LiveLoop, steps: int) -> LiveLoop:
     """Return the loop with `steps` micro-batches per optimizer step.
 
-    The inputs of all micro-batches are on the GPU. The Trainer holds the inputs of all micro-batches of a
-    step on the GPU at once (transformers/trainer.py, `get_batch_samples`, from a data loader of accelerate
-    that moves each batch to the device).
+    The inputs of the other micro-batches count as held memory, since the Trainer holds the inputs of a step
+    on the GPU at once (transformers/trainer.py, `get_batch_samples`, from a data loader of accelerate that
+    moves each batch to the device).
     """
     held = (steps - 1) * _bytes_a_sample(loop.sample)
     note = (
@@ -387,10 +397,9 @@ def _accumulating(loop: LiveLoop, steps: int) -> LiveLoop:
 
 
 def _accumulating_few(loop: LiveLoop, steps: int) -> LiveLoop:
-    """Return the loop with the inputs of `steps` micro-batches on the GPU.
+    """Return the loop with inputs for `steps` micro-batches on the GPU, of which at most two are traced.
 
-    At most two micro-batches per step are planned. Further micro-batches request the same memory as the
-    second.
+    Further micro-batches request the same memory as the second.
     """
     held = _accumulating(loop, steps)
     return replace(held, fields={**held.fields, "accumulate": min(steps, 2)})

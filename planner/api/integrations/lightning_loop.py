@@ -81,7 +81,10 @@ def loop_of_trainer(trainer: Any, module: Any, sample: Any, batch_name: str = "b
 
 
 def without_validation_data(loop: LiveLoop, reason: str) -> LiveLoop:
-    """Return the loop with validation planned as training steps. A note has the reason."""
+    """Return the loop with validation planned as training steps without gradients.
+
+    A note gives the reason.
+    """
     fields = {**loop.fields, "eval_batch": 0}
     return replace(loop, evaluation=None, fields=fields, unplanned=(*loop.unplanned, _as_training(reason)))
 
@@ -118,7 +121,7 @@ def _validation(trainer: Any, module: Any, batch_name: str) -> tuple[LiveEvaluat
 
 
 def _loaders(loaders: Any) -> list[Any]:
-    """Return a flat list of data loaders in nested lists, tuples and dictionaries. The order is kept."""
+    """Return the data loaders in nested lists, tuples and dictionaries, as a flat list in order."""
     if not isinstance(loaders, list | tuple | dict):
         return [loaders]
     several = loaders.values() if isinstance(loaders, dict) else loaders
@@ -126,10 +129,7 @@ def _loaders(loaders: Any) -> list[Any]:
 
 
 def _validation_of(trainer: Any, module: Any, loaders: Sequence[Any], index: int) -> LiveEvaluation:
-    """Return the validation on one loader, with the loader's first batch and batch size.
-
-    The loader is at `index`.
-    """
+    """Return the validation step on the loader at `index`, with the loader's first batch and batch size."""
     sample = _first_batch(trainer, module, loaders[index])
     indices = (0, index) if len(loaders) > 1 else (0,)
     step = _step_of(trainer, module, "validation_step", indices)
@@ -141,9 +141,9 @@ def _elements(evaluation: LiveEvaluation) -> int:
 
 
 def _follows(source: Any, module: Any, name: str, size: int, index: int) -> bool:
-    """Return whether a loader's batch size follows the attribute that the callback sets.
+    """Return whether the batch size of the loader at `index` follows the attribute `name`.
 
-    The attribute is changed to find out, and restored.
+    The attribute is changed to find out, and restored to `size`.
     """
     parsing.lightning_setattr(module, name, size + 1)
     try:
@@ -168,16 +168,16 @@ def _first_batch(trainer: Any, module: Any, loader: Any) -> Any:
 
 
 def _data_hooks(trainer: Any, module: Any, name: str) -> Any:
-    """Return a hook of the data module or, if it lacks the hook, of the module."""
+    """Return the hook `name` of the data module or, if it does not override the hook, of the module."""
     selector = trainer._data_connector._datahook_selector
     return getattr(module if selector is None else selector.get_instance(name), name)
 
 
 def _step_of(trainer: Any, module: Any, method: str, indices: tuple[int, ...] = (0,)) -> Any:
-    """Return a function that runs a method of the module on a batch.
+    """Return a function that runs `method` of a copy of the module on a batch.
 
-    The hook `on_after_batch_transfer` runs first. `indices` are the index of the batch and, if there are
-    several loaders, the index of its loader.
+    The function takes the copy and the batch. The hook `on_after_batch_transfer` runs first. `indices` are
+    the index of the batch and, if there are several loaders, the index of its loader.
     """
     name = "on_after_batch_transfer"
     transfer = _data_hooks(trainer, module, name)

@@ -1,6 +1,6 @@
-"""Names imported from Lightning.
+"""Import the names of Lightning that the integration uses.
 
-They are from `lightning`, or from `pytorch_lightning` if only that is installed.
+They come from `lightning`, or from `pytorch_lightning` if only that is installed.
 """
 
 import importlib

@@ -15,10 +15,7 @@ def _is_sharded(trainer: Any) -> bool:
 
 
 def _is_strategy(name: str) -> Callable[[Any], bool]:
-    """Return a function that checks the class of a trainer's strategy.
-
-    The function returns whether the strategy is of the class `name` or a subclass.
-    """
+    """Return a function that checks whether a trainer's strategy is of class `name` or a subclass."""
     return lambda trainer: name in [one.__name__ for one in type(trainer.strategy).__mro__]
 
 

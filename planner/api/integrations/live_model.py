@@ -79,7 +79,7 @@ class LiveJob(Struct, frozen=True):
 
 
 def read_loop(loop: LiveLoop, options: Options) -> LiveJob:
-    """Return the job of an existing module's loop. Raises UsageError."""
+    """Convert an existing module's training loop to a `LiveJob`. Raises UsageError."""
     from planner.capture import fields_of_process, live_job, read_live_model
 
     chosen = any(options.get(name) is not None for name in ("optimizer", "optimizer_impl"))
@@ -101,7 +101,7 @@ def read_loop(loop: LiveLoop, options: Options) -> LiveJob:
 
 
 def named(make: Callable[[], Any], name: str) -> Callable[[], Any]:
-    """Return a function that calls `make` under another name, which reports show."""
+    """Return a function named `name` that calls `make`. Reports show the name."""
 
     def build() -> Any:
         return make()
@@ -146,10 +146,10 @@ def choose_batch(loop: LiveLoop, options: Options, multiple: int) -> Choice:
 def choice_beside_evaluation(
     result: MaxBatchResult, plan_training: Callable[[], MaxBatchResult], multiple: int, smaller: str
 ) -> Choice:
-    """Return the choice of batch for a training run with evaluation.
+    """Return the largest batch that trains without retries, with retries allowed in the evaluation.
 
-    Retries are accepted in the evaluation. An evaluation's retries cost little. `result` is the plan with
-    evaluation; `plan_training` makes the plan without evaluation. If the evaluation does not fit at any
+    An evaluation's retries cost little. `result` is the plan with evaluation; `plan_training` makes the plan
+    without evaluation. Otherwise the batch is chosen as by `choice_of`. If the evaluation does not fit at any
     batch, the batch size is chosen without it, with a warning that tells how to make the evaluation
     `smaller`.
     """
@@ -164,11 +164,10 @@ def choice_beside_evaluation(
 
 
 def choice_of(result: MaxBatchResult, multiple: int, comfortable: int | None = None) -> Choice:
-    """Return the choice for a result.
+    """Return a result's largest batch without retries or, with a warning, the largest that fits.
 
-    It is the largest batch without retries, or else the largest that fits. `comfortable` replaces the
-    result's largest batch without retries. The batch is rounded down to a multiple of `multiple` if it is
-    large enough. Raises UsageError if no batch fits.
+    `comfortable` replaces the result's largest batch without retries. The batch is rounded down to a multiple
+    of `multiple` if it is large enough. Raises UsageError if no batch fits.
     """
     if result.max_batch == 0:
         least = result.plan.search.least

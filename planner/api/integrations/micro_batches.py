@@ -16,7 +16,7 @@ _NEGLIGIBLE_BYTES = 2**20
 def split_to_fit(
     samples: int, choose: Callable[[int], Choice], bytes_a_sample: int, multiple: int, grow: bool
 ) -> tuple[Choice, Split]:
-    """Return a choice of batch whose micro-batches fit, and the split of `samples` into them.
+    """Split `samples` into micro-batches that fit, and return the planned batch and the split.
 
     `choose` plans a batch with the inputs of a number of micro-batches on the GPU. More micro-batches hold
     more inputs, so that a smaller batch fits: the batch is planned again until further inputs are negligible.

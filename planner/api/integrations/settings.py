@@ -40,7 +40,10 @@ class Setting(Struct, frozen=True):
 
 
 def planned(names: str) -> tuple[Setting, ...]:
-    """Return a planned setting for each name. `names` is a text with spaces between the names."""
+    """Return a setting with the effect `PLANNED` for each name.
+
+    `names` is a text with the names, separated by spaces.
+    """
     return tuple(Setting(name, Effect.PLANNED) for name in names.split())
 
 
@@ -50,7 +53,7 @@ def harmless(names: str) -> tuple[Setting, ...]:
 
 
 def stated(name: str, text: str, when: Callable[[Any], object] | None = None) -> Setting:
-    """Return a setting that is not planned. Reports note it with `text` if it is in use."""
+    """Return a setting that is noted as not planned if it is in use. `text` is the note."""
     return Setting(name, Effect.STATED, text, when)
 
 
@@ -78,7 +81,10 @@ def notes_of(table: Iterable[Setting], source: object, owner: str) -> tuple[str,
 
 
 def look_up(plans: Mapping[str, T], name: str, what: str) -> T:
-    """Return the value of a name in a table. Raises UsageError for a name that is not planned."""
+    """Return the value of `name` in a table, or raise UsageError if the table lacks the name.
+
+    `what` describes the name in the message.
+    """
     if name not in plans:
         raise UsageError(f"{what} {name} is not planned; use one of {', '.join(plans)}")
     return plans[name]

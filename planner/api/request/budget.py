@@ -79,7 +79,10 @@ def find_budget(options: Options) -> Budget:
 
 
 def _check_options(options: Options) -> None:
-    """Raise UsageError for an unknown option, or one of the GPU that has a wrong type."""
+    """Raise UsageError for an unknown option, or for a GPU option of the wrong type.
+
+    The GPU options are the keys of `_TYPES`.
+    """
     fields = Options.__annotations__
     for name, value in options.items():
         if name not in fields:
@@ -91,9 +94,10 @@ def _check_options(options: Options) -> None:
 
 
 def budget_for(budget: Budget, job: Job) -> Budget:
-    """Return the budget adapted to a job.
+    """Return the budget adapted to a job's torch version and number of GPUs.
 
-    The order of block reuse is that of the job's version of torch; memory for NCCL is added.
+    The torch version sets the allocator's order of block reuse. NCCL's memory is subtracted if the job runs
+    on several GPUs.
     """
     config = replace(budget.limits.config, reuse_order=config_of_torch(job.environment.torch).reuse_order)
     return with_nccl_of(with_config(budget, config), job)
@@ -120,10 +124,11 @@ def corrected_budget(budget: Budget, correction: Correction | None) -> Budget:
 
 
 def stored_calibrations(budget: Budget, options: Options) -> tuple[Calibration, ...]:
-    """Return the stored calibrations, folder by folder.
+    """Return the stored calibrations, in the order in which the folders are searched.
 
-    There are none for an unlimited GPU or with `no_calibration`. Emulated calibrations count only in the
-    folders of the option `calibrations`, not in `own_calibrations`. Raises the errors of `calibrate_budget`.
+    The folders of the option `calibrations` come first, then `own_calibrations`, then the package's tables.
+    There are no calibrations for an unlimited GPU or with `no_calibration`. Emulated calibrations count only
+    in the folders of `calibrations`. Raises the errors of `calibrate_budget`.
     """
     given, own = options.get("calibrations") or (), options.get("own_calibrations")
     if budget.device.total.value >= UNLIMITED_BYTES:

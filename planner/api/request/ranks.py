@@ -72,10 +72,10 @@ class Ranks:
             rank = worse
 
     def _with_ranks(self, plan: Plan) -> tuple[Plan, int | None]:
-        """Add the figures of all ranks to a plan.
+        """Add the figures of all ranks to a plan, unless its answer fails on another rank.
 
-        Returns a rank if the plan's answer fails on it. Returns the completed plan and None, or the unchanged
-        plan and the number of the rank.
+        Returns the completed plan and None, or the unchanged plan and the number of a rank on which its
+        answer fails.
         """
         sides = {name: getattr(plan, name) for name in ("at_max", "at_comfortable")}
         fuller: dict[int, Estimate] = {}
@@ -91,10 +91,10 @@ class Ranks:
         return replace(plan, **changed), None
 
     def _beside(self, own: Estimate) -> Estimate:
-        """Return the worst estimate over all ranks at a batch size.
+        """Return the worst estimate over all ranks at the batch size of `own`.
 
-        `own` is the estimate of one rank. Notes name ranks that cannot be planned. If only one rank is
-        planned, `own` is returned.
+        `own` is the estimate of one rank, and is returned if only one rank is planned. Notes name ranks that
+        cannot be planned.
         """
         if not self._are_searched:
             return own
@@ -128,9 +128,9 @@ class Ranks:
 
 
 def _breaks(everywhere: Estimate, own: Estimate) -> bool:
-    """Return whether the worst estimate is of another rank and worse than `own`.
+    """Return whether `everywhere` is the estimate of another rank, with a worse outcome than `own`.
 
-    `everywhere` is the worst estimate. Outcomes are compared.
+    `everywhere` is the worst estimate over all ranks.
     """
     if everywhere.job.sharding.rank == own.job.sharding.rank or everywhere.outcome is own.outcome:
         return False

@@ -154,7 +154,10 @@ def open_request(
 
 
 def reject_sources(options: Mapping[str, object], command: str) -> None:
-    """Raise UsageError for options of a trace file or of isolation. `command` runs the model itself."""
+    """Raise UsageError if the options name a trace file or isolate the model.
+
+    `command` runs the model itself.
+    """
     for name in ("trace", "save_trace"):
         if options.get(name) is not None:
             raise UsageError(f"--{name.replace('_', '-')}: {command} runs the model itself; remove it")
@@ -213,7 +216,11 @@ def _warn(line: str) -> None:
 
 
 def _load_trace(model: Model | None, options: Options, path: Path) -> tuple[SavedJob, Job]:
-    """Load a trace file. Its job is merged with the options that do not affect traces."""
+    """Load a trace file, and return it with its job.
+
+    The job is merged with the options that do not affect traces. Raises UsageError for options that
+    contradict the file, and DataFileError for a job that may not be loaded from a file.
+    """
     given = [name for name in (*_OF_JOB, "save_trace") if options.get(name) not in (None, (), [], {}, False)]
     if model is not None or given:
         flag = "--" + ("model" if model is not None else given[0]).replace("_", "-")

@@ -55,7 +55,7 @@ def skips_meta(frame: FrameType, torch_version: TorchVersion) -> bool:
 
 
 def draws_truncated(frame: FrameType) -> bool:
-    """Return whether a frame runs the random drawing of `torch.nn.init.trunc_normal_`."""
+    """Return whether a frame draws the weights of `torch.nn.init.trunc_normal_`."""
     return _function_of(frame) == ("torch.nn.init", "_no_grad_trunc_normal_")
 
 
@@ -84,7 +84,7 @@ def line_of_caller(is_left_out: Callable[[FrameType], bool] = is_of_library) -> 
 
 
 def modules_of_users() -> Iterator[ModuleType]:
-    """Yield the imported modules of users.
+    """Yield the imported modules of the user's code.
 
     They are not part of Python, the planner or an installed library.
     """

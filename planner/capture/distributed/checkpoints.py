@@ -40,7 +40,10 @@ def _async_save(state_dict: Mapping[str, Any], *_: Any, **__: Any) -> "Future[No
 
 
 def _load(state_dict: Mapping[str, Any], *_: Any, **__: Any) -> None:
-    """Load the own state of each stateful object into the object. `load` does so after it reads the files."""
+    """Load each stateful object's own state into the object again.
+
+    `load` does so after it reads the files.
+    """
     for value in state_dict.values():
         if _has_state(value):
             value.load_state_dict(value.state_dict())

@@ -58,10 +58,10 @@ class _Reducing:
     def all_reduce(
         self, tensor: Tensor, op: Any = c10d.ReduceOp.SUM, group: Any = None, async_op: bool = False
     ) -> Reduction | None:
-        """Reduce a tensor.
+        """All-reduce a tensor, and hold the tensor if the reduction is asynchronous.
 
-        With `async_op`, the tensor is held until the next asynchronous reduction. Returns None if the
-        reduction is synchronous, or if the rank is not in the group.
+        It is held until the next asynchronous reduction. Returns None if the reduction is synchronous, or if
+        the rank is not in the group.
         """
         if not async_op:
             self._plain(tensor, op, group)
@@ -99,11 +99,12 @@ def replacements() -> Iterator[Replacement]:
 
 
 def _on_meta(plain: Callable[..., None]) -> Callable[..., None]:
-    """Return a replacement for DDP's constructor `plain`.
+    """Return a version of DDP's constructor `plain` that works on the meta device.
 
-    The replacement ignores `device_ids` and `output_device`. The meta device has no index. The original
-    constructor is postponed until the set-up is recorded, so that the constructor's allocations are recorded.
-    Until then the DDP object only holds the module. Raises UsageError for options that are not planned.
+    It ignores `device_ids` and `output_device`, since the meta device has no index. It postpones `plain`
+    until the set-up is recorded, so that the allocations of `plain` are recorded; until then the DDP object
+    only holds the module. In a running loop `plain` runs at once. Raises UsageError for options that are not
+    planned.
     """
 
     @functools.wraps(plain)

@@ -40,7 +40,7 @@ class _MessageSentError(OtherRankError):
 class OtherRanks:
     """The messages that ranks of a job have sent, by name.
 
-    A missing message is got by a run of its sender.
+    The sender of a missing message is run to get the message.
     """
 
     def __init__(self) -> None:

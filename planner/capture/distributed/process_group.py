@@ -37,7 +37,7 @@ class DeviceHandle:
         return PlannedStream(self._streams, self._streams.make(priority))
 
     def stream(self, stream: "PlannedStream") -> "PlannedStream":
-        """Return the stream, which makes itself current as a context manager."""
+        """Return `stream`. As a context manager, the stream makes itself current."""
         return stream
 
     def current_stream(self) -> "PlannedStream":

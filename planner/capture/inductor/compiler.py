@@ -105,7 +105,10 @@ class Compiler:
         return tuple(notes)
 
     def _without_timed(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a version of the backend's `__call__` that drops and notes options that time kernels."""
+        """Return a version of the backend's `__call__` that drops options that time kernels.
+
+        The names of dropped options are kept for `notes`.
+        """
 
         def call(backend: Any, *args: Any, **kwargs: Any) -> Any:
             timed = {name for name, value in backend.config.items() if name in _TIMED and value}

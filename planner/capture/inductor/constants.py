@@ -43,7 +43,7 @@ def constants_on_cpu() -> Iterator[None]:
 
 @contextmanager
 def _unfaked_on_cpu() -> Iterator[Any]:
-    """Disable the fake tensor mode inside the context.
+    """Disable the fake tensor mode inside the context, and yield that mode.
 
     Tensors requested on the GPU are created on the CPU. While it traces, `proxy_call` uses the context to
     compute with the values of `torch.tensor([...])`.

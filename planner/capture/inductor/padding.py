@@ -19,7 +19,7 @@ from planner.capture.patching import patched
 
 
 class PaddingTimer:
-    """The replacement for inductor's timer, which runs matrix products on meta tensors under the recorder."""
+    """A replacement for inductor's timer that runs matrix products on meta tensors under the recorder."""
 
     def __init__(self, memory: GpuMemory) -> None:
         self._memory = memory

@@ -106,7 +106,10 @@ def _boxes(height: int, width: int) -> Tensor:
 
 
 def _points(height: int, width: int, points: int) -> Tensor:
-    """Return the keypoints of each object. All keypoints are visible, in the middle of the object's box."""
+    """Return `points` keypoints for each object, as (x, y, visibility).
+
+    The shape is `OBJECTS` x points x 3. All keypoints are visible, in the middle of the object's box.
+    """
     boxes = _boxes(height, width)
     middle = (boxes[:, None, :2] + boxes[:, None, 2:]) / 2
     return torch.cat((middle, torch.ones(OBJECTS, 1, 1)), 2).repeat(1, points, 1)

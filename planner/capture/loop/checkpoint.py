@@ -92,9 +92,9 @@ def name_kinds(modules: Iterable[nn.Module]) -> str:
 
 
 def _repeated(modules: nn.Module) -> set[type[nn.Module]]:
-    """Return the class of the blocks that a list of modules repeats.
+    """Return a set with the class of the repeated blocks in a list of modules.
 
-    The result is a set, which is empty if the list repeats no block.
+    `modules` is the list. The set is empty if the list repeats no block.
     """
     elements: dict[type[nn.Module], int] = {}
     for child in modules.children():

@@ -60,9 +60,10 @@ def _left_out(new_tokens: int) -> tuple[str, ...]:
 
 
 def _growths(new_tokens: int) -> list[int]:
-    """Return the number of tokens in each growth of the cache.
+    """Return the number of tokens that each growth of the key-value cache adds.
 
     The first and last `WHOLE_TOKENS` tokens run through the model; for tokens between, only the cache grows.
+    There are at most `MOST_GROWTHS` growths.
     """
     between = max(new_tokens - 2 * WHOLE_TOKENS, 0)
     stride = -(-between // MOST_GROWTHS)

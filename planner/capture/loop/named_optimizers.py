@@ -202,7 +202,7 @@ def _takes_model(function: Callable[..., Any]) -> bool:
 
 
 def _call(kind: Callable[..., Any], trained: list[nn.Parameter], job: Job, arguments: dict[str, Any]) -> Any:
-    """Return an optimizer made with the job's choice of foreach or fused.
+    """Construct an optimizer, with `foreach` or `fused` set if the job chooses an implementation.
 
     A required learning rate defaults to 1e-3. Raises UsageError if the optimizer does not take the choice.
     """
@@ -230,10 +230,11 @@ def _explain(job: Job, error: BaseException) -> UsageError:
 
 
 def _checked(made: Any, job: Job) -> AnyOptimizer:
-    """Return the optimizer that user code returned (`made`).
+    """Return the optimizers in `made` as one optimizer.
 
-    The result is an `OptimizerList` if user code returned several. Raises UsageError if `made` holds no
-    optimizer, or if a step needs a closure.
+    `made` is the result of the job's optimizer class or function. The returned object is an `OptimizerList`
+    if `made` holds several optimizers. Raises UsageError if `made` holds no optimizer, or if a step needs a
+    closure.
     """
     found = tuple(_optimizers_in(made, job))
     if not found:

@@ -230,7 +230,11 @@ class _TrainingLoop:
             scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def _update(self, step: int) -> None:
-        """Clip the gradients, run the optimizer, and update the moving average."""
+        """Clip the gradients, run the optimizer, and update the moving average.
+
+        Scaled gradients are unscaled before they are clipped. The gradients are cleared at the end if the job
+        clears them after the step.
+        """
         job, optimizer, scaler = self.job, self.optimizer, self.runtime.scaler
         self.on_phase(step, Phase.OPTIMIZER)
         if job.loop.clip_gradients is not ClipGradients.NONE:

@@ -25,7 +25,7 @@ def call_operator(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 
 
 def release_importing_frames() -> None:
-    """Release stack frames, with their tensors, that dynamo's import kept alive.
+    """Clear the stack frames that dynamo's import keeps alive, so that their tensors are freed.
 
     The first decomposition in a process imports dynamo (torch/_compile.py), which calls `torch.fx.wrap`. That
     function keeps its own frame in a variable, a cycle that lasts until garbage is collected.

@@ -192,7 +192,7 @@ def _binary_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = Non
 
 
 def _squared_error(x: Tensor, target: Tensor, reduction: int = 1, beta: float = 1.0) -> Any:
-    """Return the reduced loss in the storage of the unreduced loss.
+    """Return the reduced MSE or smooth L1 loss in the storage of the unreduced loss.
 
     Source: ATen/native/Loss.cpp. On CUDA the unreduced loss is resized.
     """
@@ -270,7 +270,7 @@ def _masked_fill(x: Tensor, mask: Tensor, value: Any) -> Any:
 
 
 def _index(x: Tensor, indices: Sequence[Tensor | None]) -> Any:
-    """Return an output for the elements that a CPU mask selects.
+    """Return an output with one element for each True element of a CPU mask.
 
     The indexed tensor is on the meta device. torch would convert the mask to the selected indices.
     """

@@ -111,10 +111,10 @@ def _hardtanh(x: Tensor, *numbers: Any) -> Any:
 
 
 def _power(x: Tensor, exponent: Any) -> Any:
-    """Return the output of a power.
+    """Return the output of `pow(x, exponent)`.
 
-    Returns NotImplemented for the first power of a non-contiguous tensor. For an exponent of 1 torch makes a
-    copy, which is laid out differently from other powers.
+    Returns NotImplemented for an exponent of 1 and a non-contiguous tensor: torch then makes a copy, which is
+    laid out differently from other powers. Also returns NotImplemented for an exponent that is a tensor.
     """
     if isinstance(exponent, Tensor) or (exponent == 1 and not is_contiguous_meta(x)):
         return NotImplemented
@@ -122,20 +122,16 @@ def _power(x: Tensor, exponent: Any) -> Any:
 
 
 def _derivative(grad: Tensor, x: Tensor, *numbers: Any, **options: Any) -> Any:
-    """Return the gradient of an activation's input.
+    """Return the gradient of an activation's input, laid out by `grad` first, then by `x`.
 
-    It is laid out by the output's gradient first, then by the input. Source: ATen/native/Activation.cpp.
-    torch's meta kernels compose several operators, whose result has another layout if the layouts of gradient
-    and input differ.
+    Source: ATen/native/Activation.cpp. torch's meta kernels compose several operators, whose result has
+    another layout if the layouts of gradient and input differ.
     """
     return pointwise_output(grad, x) if grad.shape == x.shape and grad.dtype is x.dtype else NotImplemented
 
 
 def _input_first(grad: Tensor, x: Tensor, *numbers: Any) -> Any:
-    """Return the gradient of an activation's input.
-
-    It is laid out by the input first, then by the output's gradient.
-    """
+    """Return the gradient of an activation's input, laid out by `x` first, then by `grad`."""
     return _derivative(x, grad)
 
 

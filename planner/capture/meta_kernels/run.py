@@ -166,9 +166,10 @@ def _is_only_tensor(args: tuple[Any, ...]) -> bool:
 
 
 def _key_of(value: Any) -> Any:
-    """Return a key for the layout of a call's outputs.
+    """Return a cache key for a call, or for one of its arguments.
 
-    The key is None if values of tensors may decide the layout.
+    Calls with equal keys have outputs of equal layouts. The key is None if values of tensors may decide the
+    layout.
     """
     if isinstance(value, Tensor):
         return (value.shape, value.stride(), value.dtype) if value.is_meta else None

@@ -29,19 +29,27 @@ def empty_strided(shape: Sequence[int], strides: Sequence[int], dtype: torch.dty
 
 
 def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a new contiguous tensor. >>> contiguous((2, 3, 4)) (12, 4, 1)"""
+    """Return the strides of a new contiguous tensor.
+
+    >>> contiguous((2, 3, 4))
+    (12, 4, 1)
+    """
     return _strides_in_order(shape, range(len(shape)))
 
 
 def channels_last(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a new channels-last tensor. >>> channels_last((2, 3, 4, 5)) (60, 1, 15, 3)"""
+    """Return the strides of a new channels-last tensor.
+
+    >>> channels_last((2, 3, 4, 5))
+    (60, 1, 15, 3)
+    """
     return _strides_in_order(shape, CHANNELS_LAST[len(shape)])
 
 
 def _strides_in_order(shape: Sequence[int], outermost_first: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a dense tensor with its dimensions in an order.
+    """Return the strides of a dense tensor with the given order of dimensions in memory.
 
-    `outermost_first` is the order of the dimensions in memory.
+    `outermost_first` lists the dimensions in that order.
     """
     strides = [0] * len(shape)
     step = 1
@@ -89,9 +97,10 @@ def strides_suggest_channels_last(shape: Sequence[int], strides: Sequence[int]) 
 
 
 def is_in_format(shape: Sequence[int], strides: Sequence[int], is_last: bool) -> bool:
-    """Return whether strides are exactly channels last or exactly contiguous.
+    """Return whether strides are exactly the strides of the format that `is_last` selects.
 
-    `is_last` selects channels last. The strides of dimensions of size 1 are ignored (c10/core/Contiguity.h).
+    The format is channels last if `is_last`, else contiguous. The strides of dimensions of size 1 are ignored
+    (c10/core/Contiguity.h).
 
     >>> is_in_format((2, 3, 1, 1), (3, 1, 1, 1), is_last=True)
     True

@@ -1,7 +1,7 @@
 """List the library versions for which captures are written.
 
 Captures rely on private parts of libraries. A new version may allocate differently, or rename a function that
-a capture replaces. tests/capture/models/ test_library_versions.py fails for each library whose pinned version
+a capture replaces. tests/capture/models/test_library_versions.py fails for each library whose pinned version
 differs.
 """
 

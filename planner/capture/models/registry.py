@@ -175,9 +175,9 @@ def find_in_library(source: str, module: str, name: str) -> Constructor:
 
 
 def find_zoo(name: str) -> Constructor:
-    """Return the constructor of a model of the seed documents.
+    """Return the constructor of a model that planner/capture/models/zoo.py defines.
 
-    The models are in planner/capture/models/zoo.py.
+    These are the models of the seed documents that are in no library.
     """
     return find_in_namespace("zoo", name, importlib.import_module("planner.capture.models.zoo"))
 

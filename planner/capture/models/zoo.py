@@ -1,4 +1,4 @@
-"""Define the models of the seed documents that are in no library.
+"""Models of the seed documents that no library provides.
 
 Python variables in `forward` decide when memory is freed, so every `forward` here holds exactly the tensors
 that the original held.
@@ -11,7 +11,7 @@ from torch.nn import Identity as Identity, functional
 
 
 class CNN(nn.Module):
-    """A classifier of images by one convolution and one linear layer.
+    """An image classifier with one convolution and one linear layer.
 
     A 3x3 convolution to 8 channels, 2x2 average pooling, and a linear layer to `classes` scores.
     """

@@ -37,7 +37,7 @@ class StorageRef(weakref.ref[Any]):
 
 
 class AllocationLog:
-    """The log of one run. Its `records` are allocated blocks, frees, and starts of phases."""
+    """A log of one run's allocations, frees and phase starts. They are its `records`."""
 
     def __init__(self, provenance: ProvenanceCollector | None) -> None:
         self.records: list[Block | Free | PhaseStart] = []
@@ -112,9 +112,10 @@ class AllocationLog:
         return True
 
     def expect_inplace_accumulation(self, operand: Block, out: StorageRef) -> None:
-        """Note that a sum of gradients was just allocated.
+        """Drop the allocation of a gradient sum if `operand` is freed next.
 
-        The sum is in place if `operand` is freed next. Nothing is noted if `out` is not the last record.
+        The sum `out` is then in place, and takes the block of `operand`. Nothing is dropped if `out` is not
+        the last record.
         """
         if self.records[-1] is out.block:
             self._sum = (operand, out)

@@ -1,7 +1,7 @@
-"""Define operators that ATen composes of others beneath autograd.
+"""Implementations of operators that ATen computes with other operators beneath autograd.
 
-Dispatch modes do not see the others. The norms of several tensors are among the operators, as one kernel with
-a workspace.
+Dispatch modes do not see the other operators. The norms of several tensors are included, as one kernel with a
+workspace.
 """
 
 from collections.abc import Callable, Sequence
@@ -108,11 +108,11 @@ def _sum_of_products(left: Tensor, right: Tensor, summed: list[int]) -> Tensor:
 def _foreach_norm(
     tensors: Sequence[Tensor], ord: float = 2, dtype: torch.dtype | None = None
 ) -> list[Tensor]:
-    """Return the norm of each tensor, with the workspace of CUDA.
+    """Return the norm of each tensor, and allocate the workspace of the CUDA kernel.
 
     Source: ATen/native/cuda/ForeachReduceOp.cu. Partial results of each chunk are allocated first, for each
     tensor as many as the largest tensor needs. They are freed after the norms are made, each of which is a
-    separate tensor.
+    separate tensor. If one kernel cannot compute all norms, each norm is computed separately.
     """
     first = tensors[0]
     if not _is_fast(tensors, ord):

@@ -1,6 +1,6 @@
-"""Track which module runs.
+"""Track the running modules of a model.
 
-The module is part of a block's site, and tells where a model failed.
+The innermost module is part of a block's site, and tells where a model failed.
 """
 
 import sys
@@ -55,7 +55,7 @@ class ModuleTracker:
         return names[bisect_right(numbers, node._sequence_nr()) - 1]
 
     def place_in(self, phase: Phase) -> str:
-        """Return words for the running module, or for the phase if no module runs.
+        """Return a description of the running module, or of the phase if no module runs.
 
         A phase is named as the loss, the backward pass, or by its name.
         """

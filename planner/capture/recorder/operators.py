@@ -20,10 +20,7 @@ from planner.program import TorchVersion
 
 
 class OutputKind(Enum):
-    """The kind of an operator's outputs.
-
-    Outputs are new tensors, views, changed arguments or resized arguments.
-    """
+    """Whether an operator's outputs are new tensors, views, changed arguments or resized arguments."""
 
     NEW = auto()
     VIEWS = auto()  # of arguments
@@ -46,7 +43,7 @@ class Operator:
     is_unknown: bool = False  # whether its CUDA kernel may need an unknown workspace
 
     def new_tensors(self, out: Any) -> list[Tensor]:
-        """Return the tensors of a result in order.
+        """Return the GPU tensors of an operator's result, in order.
 
         Tensors that a CUDA kernel keeps on the CPU are left out.
         """

@@ -22,19 +22,13 @@ def is_collective(func: Any) -> bool:
 
 
 class PendingCollectives:
-    """The arguments and results of collectives that are not waited for yet.
-
-    The current stream waits for a collective.
-    """
+    """The arguments and results of collectives for which the current stream has not waited yet."""
 
     def __init__(self) -> None:
         self._held: dict[int, Any] = {}
 
     def note(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
-        """Keep the arguments and results of a collective.
-
-        They are released if `func` waits for the result.
-        """
+        """Keep the arguments and results of a collective, or release them if `func` waits for it."""
         if func._schema.name == _WAIT:
             self._held.pop(args[0].untyped_storage()._cdata, None)
             return

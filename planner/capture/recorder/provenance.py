@@ -1,9 +1,8 @@
-"""Collect the provenance of blocks.
+"""Collect the shape, the dtype and the source line of recorded blocks.
 
-It is the shape, the dtype and the line of the model's code. Collecting takes time, since Python's stack is
-walked for each operator. In the backward pass no line of the model is on the stack, but a line of the model
-made the running autograd node. Nodes are numbered in the order in which they are made, so that the number of
-a node gives the line.
+The line is of the model's code. Collecting takes time, since Python's stack is walked for each operator. In
+the backward pass no line of the model is on the stack, but a line of the model made the running autograd
+node. Nodes are numbered in the order in which they are made, so that the number of a node gives the line.
 """
 
 import linecache
@@ -38,7 +37,7 @@ _NO_LINE = _Line("", "")
 
 @dataclass(slots=True)
 class ProvenanceCollector:
-    """A collector of the provenance of one trace's blocks. A recorder calls it."""
+    """A collector of block provenance for one trace. A recorder calls it."""
 
     _lines: dict[int, _Line] = field(default_factory=dict)  # by block
     _tensors: dict[int, tuple[tuple[int, ...], str]] = field(default_factory=dict)

@@ -160,7 +160,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def graph_pool(self, pool: int = GRAPH_POOL) -> Iterator[None]:
-        """Allocate in a private pool of CUDA graphs inside the context.
+        """Record allocations in a private pool of CUDA graphs inside the context.
 
         The default is the compiler's pool.
         """
@@ -211,7 +211,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.record_tensor(tensor, Category.TEMPORARY, "resize_")
 
     def place(self) -> str:
-        """Return words for the running module, or for the phase if no module runs.
+        """Return a description of the running module, or of the phase if no module runs.
 
         A phase is named as the loss, the backward pass, or by its name.
         """
@@ -309,9 +309,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _is_outside(
         self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: Any
     ) -> bool:
-        """Record an operator on the CPU, or a copy between CPU and GPU.
+        """Record an operator that runs on the CPU or copies between CPU and GPU, and return True.
 
-        Returns False, and records nothing, for any other operator.
+        Returns False, and records nothing, for any other operator. Returns True for `copy_` between tensors
+        of the GPU too, which allocates nothing.
         """
         side = self.host.side_of(op.func, args, kwargs)
         if side is Side.HOST:
@@ -381,10 +382,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._log.free(old)
 
     def _autotune_once(self, op: Operator, args: tuple[Any, ...], ops: Ops) -> Ops:
-        """Return the ops of a rule, with autotuning only once per signature.
-
-        A call with the same signature does not autotune again.
-        """
+        """Return the ops of a rule, without autotuning if a call with the same signature ran before."""
         timed = [one for one in ops if isinstance(one, KernelOp) and one.kind is OpKind.AUTOTUNE]
         if not timed:
             return ops

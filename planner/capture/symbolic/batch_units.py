@@ -20,11 +20,12 @@ _COMMON = 48  # a multiple of all units: a job that refuses multiples of it is a
 def fit_in_units(
     run: Callable[[int], RecordedRun], agrees: Callable[[Program, RecordedRun], bool], job: Job
 ) -> tuple[Program, int]:
-    """Return a job's program and smallest batch size, in the first of `UNITS` that fits.
+    """Return a program fitted in units of samples, and its smallest batch size.
 
-    If 1 or another divisor of the unit fits too, starting at the same smallest batch size, the divisor is the
-    program's unit. `run` captures a batch size, and `agrees` compares a program with a run. Raises ModelError
-    if the job refuses common multiples of the units too, and NotAffineError if no unit fits.
+    The unit is the first of `UNITS` that fits. If 1 or another divisor of the unit fits too, starting at the
+    same smallest batch size, the divisor is the program's unit. `run` captures a batch size, and `agrees`
+    compares a program with a run. Raises ModelError if the job refuses common multiples of the units too, and
+    NotAffineError if no unit fits.
     """
     known: dict[int, RecordedRun | ModelError] = {}
 

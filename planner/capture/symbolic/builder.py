@@ -245,10 +245,10 @@ class ProgramBuilder:
         self._validate(path, target)
 
     def _same_path(self, target: Target, guards: GuardedCapability) -> _Path | None:
-        """Return a new path with an existing program, or None if no program agrees with one run.
+        """Return a new path that reuses a program of other GPUs, or None if no program agrees.
 
-        The existing programs are of other GPUs. The run is on the target. In training without evaluation, a
-        run of one step is enough, since steps are alike.
+        Programs are compared with one run on the target. In training without evaluation, a run of one step is
+        enough, since steps are alike.
         """
         paths = list({id(path.program): path for path in self._paths if path.program}.values())
         if not paths:

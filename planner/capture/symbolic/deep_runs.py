@@ -179,7 +179,7 @@ _place_of = attrgetter("start", "end", "site", "func", "outputs", "stream")  # o
 
 
 def _fitted_arguments(shallow: RecordedRun, deep: RecordedRun, block: RepeatedBlock) -> dict[int, Any]:
-    """Fit the arguments and results of calls that depend on the model's depth.
+    """Return the fitted arguments and results of calls that depend on the model's depth.
 
     The returned dict is keyed by the call's start in the deeper model. Raises NotRepeatedError if a call has
     no events, or no counterpart in the deeper model.

@@ -1,4 +1,4 @@
-"""Fit formulas in the sizes of samples to the numbers in programs.
+"""Fit formulas to the numbers in programs, as functions of the sizes of samples.
 
 A number is a polynomial of a size, of a fraction of the size rounded up (padded rows, strided convolutions),
 or of both. If samples have two sizes, it may also be a polynomial of products of their fractions (pixels of
@@ -56,7 +56,7 @@ def _of_one(place: int) -> Iterator[tuple[_Term, ...]]:
 
 
 def _of_two(sizes: Sequence[Size]) -> Iterator[tuple[_Term, ...]]:
-    """Yield combinations of terms with fractions of two sizes.
+    """Yield combinations of terms in two sizes, each divided by a number and rounded up.
 
     If a divisor divides all sizes, smaller divisors would give the same formulas and are left out.
     """
@@ -123,7 +123,7 @@ class _Solver(Struct, frozen=True):
 
 
 class FormulaFit:
-    """A cache of the formulas that give tuples of numbers at fixed sizes.
+    """A cache of the simplest formulas that give tuples of numbers at fixed sizes.
 
     A formula has integer factors, gives every number, and has the fewest terms of all such formulas.
     """

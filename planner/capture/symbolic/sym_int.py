@@ -164,7 +164,7 @@ def _holds(env: ShapeEnv, letter: str, left: Any, right: Any) -> bool:
 
 
 def _line(letter: str, a: tuple[int, int] | None, b: tuple[int, int] | None) -> tuple[int, int] | None:
-    """Return (fixed, slope) of an operation's result, or None if it may not be affine."""
+    """Return (fixed, slope) of an operation's result, or None if it is not known to be affine."""
     if a is None or b is None:
         return None
     if letter in "+-":

@@ -149,7 +149,10 @@ def _on_gpu(plain: Callable[..., None]) -> Callable[..., None]:
 
 
 def _of_any_backend(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a wrapper of `new_group` that uses the open backend. `backend` and `device_id` are ignored."""
+    """Return a wrapper of `new_group` that ignores the keywords `backend` and `device_id`.
+
+    The new group has the backend of the open process group.
+    """
 
     @functools.wraps(plain)
     def make(*args: Any, backend: Any = None, **kwargs: Any) -> Any:

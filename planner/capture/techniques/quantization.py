@@ -11,7 +11,7 @@ from planner.jobs import Job
 
 
 def _quantize(model: BuiltModel, job: Job) -> BuiltModel:
-    """Quantize a model's linear layers as the job says.
+    """Quantize a model's linear layers as the job specifies.
 
     Returns the model with the tensors that quantizing allocates.
     """

@@ -107,7 +107,7 @@ def _with_last_synced(load_batch: BatchLoader, model: nn.Module, job: Job) -> Ba
 
 
 def _keep_parameters(parameters: Iterable[nn.Parameter], recorder: Recorder) -> None:
-    """Set the category of all parameters again. FSDP may have copied their shards."""
+    """Set the category of all parameters to `PARAMETER`. FSDP may have copied their shards."""
     for parameter in parameters:
         recorder.set_category(parameter, Category.PARAMETER)
 

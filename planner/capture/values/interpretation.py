@@ -63,9 +63,9 @@ class Values:
     def __init__(
         self, capability: tuple[int, int], first_read: DataDependentError, policy: ReadPolicy
     ) -> None:
-        """Set the first read, the limits of reads and the compute capability.
+        """Set the compute capability, the error that made values necessary, and the limits of reads.
 
-        `first_read` is the error of the read that made values necessary.
+        `first_read` is the error of the first read in a capture by shapes alone.
         """
         self._capability, self._first_read, self._policy = capability, first_read, policy
         self._interpreter: ValueInterpreter | None = None

@@ -61,9 +61,9 @@ class DataDependentError(ModelError):
         self.place = place
 
     def notes(self, values: "ValueInterpreter") -> tuple[str, ...]:
-        """Return notes on how a second capture got the values that were read.
+        """Return notes on whether the values that were read are random or computed.
 
-        `values` interpreted the second capture.
+        `values` is the interpreter of the second capture, which read them.
         """
         if values.has_random_shapes:
             how = (
@@ -88,7 +88,7 @@ class ValueInterpreter:
         known: Sequence[tuple[Tensor, Tensor]] = (),
         policy: ReadPolicy | None = None,
     ) -> None:
-        """Set the initial values of tensors.
+        """Set the compute capability, the initial values of tensors and the limits of reads.
 
         `known` are pairs of a tensor with values and its meta counterpart.
         """
@@ -171,9 +171,9 @@ class ValueInterpreter:
             self._storages[key] = weakref.ref(storage, forget)
 
     def _view(self, leaf: Any) -> Any:
-        """Return a view of a meta tensor's value.
+        """Convert a meta tensor to a `TensorView`, and the meta device to the CPU.
 
-        The meta device becomes the CPU; another leaf is returned unchanged.
+        Another leaf is returned unchanged.
         """
         if isinstance(leaf, torch.device) and leaf.type == "meta":
             return _CPU
@@ -337,10 +337,7 @@ class ValueInterpreter:
 
 
 def _source(inputs: list[StorageValue]) -> str:
-    """Return the name of the operator that makes a read's only input.
-
-    Returns "" if there is no such operator.
-    """
+    """Return the name of the operator that makes a read's only input, or "" if there is none."""
     op = inputs[0].made_by if len(inputs) == 1 else None
     return "" if op is None else str(op.func._schema.name)
 

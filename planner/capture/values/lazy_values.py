@@ -206,10 +206,11 @@ def randomize(value: StorageValue) -> torch.UntypedStorage:
 
 
 def _finite(func: Any, values: Tensor) -> Tensor:
-    """Return `values` without NaN.
+    """Replace NaN in `values` by 0, in place if `values` is contiguous.
 
-    Infinities are replaced too if the operator makes infinities of finite values. In the planned run training
-    works, so a model's checks for NaN and infinity find none.
+    Infinities are replaced by finite numbers too if the operator makes infinities of finite values. In the
+    planned run training works, so a model's checks for NaN and infinity find none. Values that are not
+    floating-point are returned unchanged.
     """
     if not values.dtype.is_floating_point:
         return values

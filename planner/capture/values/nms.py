@@ -26,7 +26,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
 
 
 def _survivors(corners: NDArray[np.float64], threshold: float) -> NDArray[np.bool_]:
-    """Return for each box whether it is kept. The boxes are sorted from the best score to the worst."""
+    """Return a mask of the boxes that are kept. The boxes are sorted from the best score to the worst."""
     is_usual = threshold >= 0 and bool((corners[:, 2:] >= corners[:, :2]).all())
     near = _near(corners[:, 0], corners[:, 2], threshold) if is_usual else None
     if near is None:
@@ -45,7 +45,7 @@ def _survivors(corners: NDArray[np.float64], threshold: float) -> NDArray[np.boo
 
 
 def _near(left: NDArray[np.float64], right: NDArray[np.float64], threshold: float) -> Pairs | None:
-    """Return pairs of boxes that may overlap beyond the threshold, or None if too many.
+    """Return pairs of boxes that may overlap beyond the threshold, or None if there are too many.
 
     The boxes of a pair are close enough in x. `left` and `right` are the boxes' sides. More than `MOST_PAIRS`
     pairs are too many. An overlapping pair shares more than the threshold of each box's width. So the box
@@ -86,7 +86,7 @@ def _survivors_one_by_one(corners: NDArray[np.float64], threshold: float) -> NDA
 
 
 def _overlap(a: NDArray[np.float64], b: NDArray[np.float64], threshold: float) -> NDArray[np.bool_]:
-    """Return for each pair of boxes whether their intersection over union exceeds the threshold."""
+    """Return a mask of the pairs of boxes whose intersection over union exceeds the threshold."""
     width = np.minimum(a[..., 2], b[..., 2]) - np.maximum(a[..., 0], b[..., 0])
     height = np.minimum(a[..., 3], b[..., 3]) - np.maximum(a[..., 1], b[..., 1])
     shared = np.maximum(width, 0) * np.maximum(height, 0)

@@ -141,11 +141,11 @@ def run_with_reads(
     logs: ReadLogs | None = None,
     guesses_numbers: bool = False,
 ) -> Run:
-    """Run a capture at a batch size, and return its result.
+    """Run a capture at a batch size, and reuse results of reads that are too large or too many.
 
-    If reads are too large or too many, results of another run's reads are reused. Reused results are from a
-    run at a small batch size. `logs` holds the results of such runs, and further logs are added to it. With
-    `guesses_numbers`, a floating-point number read from large random tensors is `GUESS`.
+    Returns the capture's result. Reused results are from a run at a small batch size. `logs` holds the
+    results of such runs, and further logs are added to it. With `guesses_numbers`, a floating-point number
+    read from large random tensors is `GUESS`.
     """
     logs = ReadLogs() if logs is None else logs
     policy = partial(ReadPolicy, guesses_numbers=guesses_numbers)
@@ -176,9 +176,9 @@ def run_with_reads(
 
 
 def _results_of_large(size: int, results_at: Callable[..., ReadLog]) -> ReadLog:
-    """Return the results of reads at a small batch size.
+    """Return the read log of a run at `size`, or at a smaller batch size if reads are too large.
 
-    The batch size is `size`, or smaller if reads are too large.
+    At `SMALLEST_BATCH`, reads of any size are computed.
     """
     while size > SMALLEST_BATCH:
         try:
@@ -220,7 +220,10 @@ def result_of(func: Any, elements: int, out: Any) -> ReadResult:
 
 
 def is_count(number: object, source: str) -> bool:
-    """Return whether a number is a count of elements. `source` is the operator that made the number."""
+    """Return whether a number is an integer that `sum` or `count_nonzero` made.
+
+    Such a number counts elements, and grows with the batch. `source` is the operator that made the number.
+    """
     return isinstance(number, int) and not isinstance(number, bool) and source in _COUNTS
 
 

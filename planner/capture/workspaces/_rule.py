@@ -11,10 +11,7 @@ from planner.capture.workspaces.ops import Hold, Op, Ops, Release
 
 
 def released(held: Sequence[Op]) -> Ops:
-    """Return the op that frees the last blocks, or () if `held` is empty.
-
-    As many blocks are freed as `held` has ops.
-    """
+    """Return the op that releases the last `len(held)` held blocks, or () if `held` is empty."""
     return (Release(len(held)),) if held else ()
 
 

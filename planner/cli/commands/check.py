@@ -68,7 +68,7 @@ def check_command(
         option("FILE", "Also write a summary in Markdown; by default that of a job in GitHub's Actions."),
     ],
 ) -> Answer:
-    """Hold the jobs of [tool.planner] in pyproject.toml against their budgets."""
+    """Check the jobs of [tool.planner] in pyproject.toml against their budgets."""
     from planner import check
 
     options["on_progress"] = on_progress

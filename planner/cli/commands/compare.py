@@ -15,7 +15,7 @@ def compare_command(
     batch: Batch,
     plot: Annotated[str | None, option("FILE", "Also draw the comparison: a .png, .svg or .pdf.")],
 ) -> Answer:
-    """Compare all estimators of one batch with a measured value."""
+    """Compare the estimates of one batch by every method, with a measured value if one is stored."""
     path = plot_path(plot)
     from planner.api.compare import compare
 

@@ -97,9 +97,9 @@ def gpus_command(
 
 
 def _check_format(form: str | None, csv: bool | None, output: Output) -> None:
-    """Raise UsageError for an unknown scheduler.
+    """Raise UsageError for an invalid `--format`.
 
-    `--format` with `--csv` or `--json` raises UsageError too.
+    The scheduler must be known, and neither `--csv` nor `--json` may be given.
     """
     if form is None:
         return

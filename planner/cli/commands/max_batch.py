@@ -46,7 +46,7 @@ def max_batch_command(
         ),
     ],
 ) -> Answer:
-    """Find the largest batch of a model that fits a GPU."""
+    """Find the largest batch of a model, or of a training script, that fits a GPU."""
     if command:
         return _max_batch_of_command(command, gpus, stop_after, options)
     if gpus is not None:

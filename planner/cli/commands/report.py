@@ -75,10 +75,10 @@ def report_command(
 
 
 def _calibration_of(path: Path) -> Calibration:
-    """Return the calibration in a YAML file, or the calibration of a run in a JSON file.
+    """Return the calibration in a YAML file, or the stored calibration that contains the run in a JSON file.
 
-    The calibration of a run is a stored calibration. Raises UsageError if the run is emulated or no
-    calibration in the calibrations' folder has it, and DataFileError if a file cannot be read.
+    Raises UsageError if the run is emulated or no calibration in the calibrations' folder has it, and
+    DataFileError if a file cannot be read.
     """
     if path.suffix != ".json":
         return load_calibration(path)

@@ -32,7 +32,7 @@ def serve_command(
         str | None, option("NAME", "auto (as the model), fp8, int8_per_token_head and others.")
     ],
 ) -> Answer:
-    """Count the sequences that a server with a paged cache, such as vLLM, holds beside the weights."""
+    """Count the sequences that a server with a paged cache, such as vLLM, can hold next to the weights."""
     from planner import serve
 
     given = {

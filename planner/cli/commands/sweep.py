@@ -49,7 +49,7 @@ def sweep_command(
     models: Catalogue,
     allow_code: AllowCode,
 ) -> Answer:
-    """Plan a grid of models, recipes and GPUs; resumable."""
+    """Plan a grid of models, recipes and GPUs. Finished jobs are kept and not planned again."""
     if file is None:
         raise UsageError("FILE is missing: name a sweep file; docs/sweep.md shows one")
     from planner._support.atomic_write import write_bytes

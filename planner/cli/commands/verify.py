@@ -35,10 +35,7 @@ class VerifyResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class LimitResult(Result):
-    """The result of `planner verify` without a batch.
-
-    It has a predicted largest batch, and runs around that batch.
-    """
+    """The predicted largest batch and the runs around it, for `planner verify` without a batch."""
 
     check: "LimitCheck"
     import_seconds: float

@@ -117,9 +117,9 @@ def _beginning(offered: Sequence[Candidate], word: str) -> list[Candidate]:
 
 
 def _values(command: str, field: str, beginning: str) -> list[str]:
-    """Return the values of a parameter that start with `beginning`.
+    """Return the known values of a parameter that start with `beginning`.
 
-    Returns [] if the values cannot be listed. Files, numbers and free text cannot be listed.
+    Returns [] for a parameter without a list of values, such as a file, a number or free text.
     """
     if field == "model":
         from planner.cli.completion.model_names import model_names

@@ -1,7 +1,7 @@
-"""Let batch norm average over all batches, although their number reads as zero.
+"""Prevent a division by zero in batch norm without a momentum.
 
-Without a momentum, as in `torch.optim.swa_utils.update_bn`, batch norm divides by the number of batches,
-which a kernel that computes nothing leaves at zero.
+`torch.optim.swa_utils.update_bn` sets no momentum. Batch norm then divides by the number of batches, which a
+kernel that computes nothing leaves at zero.
 """
 
 from __future__ import annotations

@@ -77,12 +77,12 @@ class _Attaching(importlib.abc.Loader):
         self._loader, self._attach = loader, attach
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """Create the module by its original loader."""
+        """Create the module with its original loader."""
         module: ModuleType | None = self._loader.create_module(spec)
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the module by its original loader, then call the function with it."""
+        """Run the module with its original loader, then call the function with the module."""
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader

@@ -1,7 +1,8 @@
-"""Record the script's phases, modules and tensors along the allocator's history.
+"""Record the script's phases, running modules and held tensors for the allocator's history.
 
-A position in the history is the number of blocks that torch's statistics count as allocated, plus the number
-of blocks that they count as freed. Compiled code runs no hooks, so modules inside of it are not recorded.
+Each entry has a position in the history: the number of blocks that torch's statistics count as allocated,
+plus the number of blocks that they count as freed. Compiled code runs no hooks, so modules inside of it are
+not recorded.
 """
 
 from __future__ import annotations

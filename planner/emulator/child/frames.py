@@ -1,4 +1,4 @@
-"""Find the line of the script and the module that run in a process."""
+"""Find the script line and the module that a thread is running."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def is_own(path: str) -> bool:
 
 
 def place(torch: Any) -> dict[str, Any]:
-    """Return the phase, module and script line that run in this thread.
+    """Return the phase, module and script line that this thread is running.
 
     In a thread that runs no script, which is autograd's, the phase is "backward", the module is "" and the
-    line is the main thread's. In other threads the phase is "optimizer" if an optimizer's step runs, and no
-    module, else "". No frame is held after the return, since a
-    frame keeps the tensors in its variables alive. So the list of frames begins with the caller's frame: only
-    Python's garbage collector would free a list that holds this function's own frame.
+    line is the main thread's. In other threads the phase is "optimizer" if an optimizer's step runs and no
+    module does, else "". No frame is held after the return, since a frame keeps the tensors in its variables
+    alive. So the list of frames begins with the caller's frame: only Python's garbage collector would free a
+    list that holds this function's own frame.
     """
     frames = _frames(sys._getframe(1))
     in_backward = not any(is_own(frame.f_code.co_filename) for frame in frames)

@@ -67,10 +67,10 @@ class _Call:
         self.own = int(c10d.get_rank(group))
 
     def rank(self, name: str) -> int:
-        """Return the group rank that the arguments of the call give.
+        """Return the rank within the group of the call's argument "src" or "dst".
 
-        It is argument `group_<name>`, or belongs to the global rank in argument `name`. The global rank is 0
-        if neither is given.
+        `name` is the argument's name. The rank is the argument `group_<name>`, or the group rank of the
+        global rank in the argument `name`. The global rank is 0 if neither is given.
         """
         of_all, of_group = self.given.get(name), self.given.get(f"group_{name}")
         of_all = 0 if of_all is None and of_group is None else of_all

@@ -1,7 +1,8 @@
-"""Let transformers detect packed texts only by positions that the script copies to the GPU.
+"""Prevent transformers from detecting packed texts in position ids that a kernel made.
 
-Without an attention mask, transformers reads from the GPU whether positions always increase by one. What the
-kernels compare reads as zero, that is as false, and each model would get a mask that it gets on no real GPU.
+Without an attention mask, transformers reads from the GPU whether positions always increase by one. The
+result of that comparison reads as zero, that is as false, and each model would get a mask that it gets on no
+real GPU. Position ids that the script copied to the GPU are still checked.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def search_path(first: Sequence[Path]) -> tuple[Path, ...]:
 
 
 def check_folders(folders: Sequence[Path]) -> Sequence[Path]:
-    """Return the folders unchanged. Raises UsageError for a folder that does not exist."""
+    """Check that the folders exist, and return them. Raises UsageError for a missing folder."""
     for folder in folders:
         if not folder.is_dir():
             raise UsageError(f"--calibrations {folder}: no such folder; make it or remove the option")

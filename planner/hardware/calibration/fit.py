@@ -220,7 +220,7 @@ def _line(x: Floats, y: Floats, expected: float | None) -> tuple[float, float]:
 
 
 def _usual_scale(points: Sequence[Point]) -> float:
-    """Return the standard deviation, in MiB, of published runs of the same kind.
+    """Return the standard deviation, in MiB, of published runs of the same kind from their replays.
 
     It is the deviation at the points' mean replayed peak.
     """

@@ -203,7 +203,7 @@ def _memory_relevant(job: Job) -> tuple[Job, list[str]]:
 
 
 def _same_settings(key: Key, query: CalibrationQuery) -> bool:
-    """Return whether a calibration's runs had the query's allocator options and otherwise PyTorch's defaults.
+    """Return whether a calibration has the query's allocator options and otherwise default settings.
 
     The benchmark mode of cuDNN must be equal too: with it even the context may differ, since it loads the
     kernels of all plans that it times (inferred).

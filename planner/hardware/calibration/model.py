@@ -85,7 +85,7 @@ class Observation(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def rise_bytes(self) -> int | None:
-        """Return the rise from a process's level before the first tensor to its peak, or None."""
+        """Return the rise of a process's memory from before the first tensor to its peak, or None."""
         if self.process_rise_bytes is not None:
             return self.process_rise_bytes
         if self.process_peak_bytes is None or self.context_before_bytes is None:
@@ -181,9 +181,9 @@ class Calibration(Struct, frozen=True):
 
 
 def fitted_peak_bytes(observation: Observation, with_context: bool) -> int | None:
-    """Return the bytes of an observation to fit, or None if unknown.
+    """Return the measured bytes to which a line is fitted, or None if they are unknown.
 
-    They are a process's peak if `with_context`, else its rise.
+    They are the process's peak if `with_context`, else its rise.
     """
     return observation.process_peak_bytes if with_context else observation.rise_bytes
 

@@ -43,7 +43,7 @@ TF32_SINCE = (8, 0)
 
 @dataclass(eq=False, slots=True)
 class Cudnn:
-    """A cuDNN library with its known answers. Separate processes load the library and query it."""
+    """A client that queries a cuDNN library in separate processes, and keeps its answers."""
 
     version: str
     _start: Callable[[], tuple[Worker, int]]
@@ -55,18 +55,22 @@ class Cudnn:
     _asked: Counter[bool] = field(default_factory=Counter)  # number of queries to each process in `_workers`
 
     def workspaces(self, capability: tuple[int, int], multiprocessors: int, query: Convolution) -> Workspaces:
-        """Return the workspace of the engine that runs without `benchmark`, or 0."""
+        """Return the workspace of a convolution without `benchmark`.
+
+        It is the workspace of the first engine of cuDNN's heuristics that PyTorch can run, or 0 if there is
+        no engine.
+        """
         engines = self.engines(capability, multiprocessors, query, every=False)
         return Workspaces(engines[0].workspace_bytes, engine=engines[0]) if engines else Workspaces(0)
 
     def benchmarked(
         self, capability: tuple[int, int], multiprocessors: int, query: Convolution
     ) -> Workspaces:
-        """Return the two workspaces of a convolution with `benchmark`.
+        """Return the workspaces of a convolution with `benchmark`: the selected engine's and the largest.
 
-        One is of the selected engine, the other is the largest of all engines. The largest is allocated while
-        all engines are timed (generate_and_filter_plans). The engine that the timing selects is unknown in
-        advance, and is assumed to be the first engine of the heuristics.
+        The largest workspace of all engines is allocated while they are timed (generate_and_filter_plans).
+        The engine that the timing selects is unknown in advance, and is assumed to be the first engine of the
+        heuristics. Without an engine, the workspace is 0.
         """
         engines = self.engines(capability, multiprocessors, query, every=True)
         if not engines:
@@ -77,10 +81,10 @@ class Cudnn:
     def engines(
         self, capability: tuple[int, int], multiprocessors: int, query: Convolution, *, every: bool
     ) -> tuple[Engine, ...]:
-        """Return the engines that PyTorch times with `benchmark`.
+        """Return cuDNN's engines for a convolution, in the order of its heuristics.
 
-        Only the first is returned if not `every`. The engines are in cuDNN's order. Returns () if cuDNN has
-        no engine for the convolution.
+        If `every`, they are all engines that PyTorch times with `benchmark`, otherwise only the first engine.
+        Returns () if cuDNN has no engine for the convolution.
         """
         count = multiprocessors if capability < SAME_FOR_ALL_COUNTS else 0
         key = (capability, count, query, every)

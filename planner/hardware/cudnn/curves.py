@@ -63,10 +63,10 @@ def _is_near(expected: int, true: int) -> bool:
 
 
 def _without_needless(knots: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the points that a piecewise linear curve needs.
+    """Remove the points of a curve that linear interpolation nearly reproduces, and return the rest.
 
-    Points near the line between their remaining neighbours are removed. A flat curve keeps only the first
-    point.
+    A point is removed if it is near the line between its remaining neighbours. A flat curve keeps only the
+    first point.
     """
     known = dict(knots)
     kept, place = [knots[0]], 0

@@ -12,12 +12,14 @@ _DIRECTIONS = {letter: direction for direction, letter in _LETTERS.items()}
 
 
 def key_of(convolution: Convolution) -> str:
-    """Return the key of a convolution as a text.
+    """Return the key of a convolution, such as "d 3x9x9 4x3x3x3 0x0 1x1 1x1".
 
-    It has the direction, x, w, padding, stride and dilation.
+    The key has the direction, the size of one sample of x, the size of w, the padding, the stride and the
+    dilation.
 
-    >>> key_of(Convolution(Direction.DATA, "float32", (8, 3, 9, 9), (4, 3, 3, 3), (8, 4, 7, 7), False, ... (0,
-    0), (1, 1), (1, 1))) 'd 3x9x9 4x3x3x3 0x0 1x1 1x1'
+    >>> key_of(Convolution(Direction.DATA, "float32", (8, 3, 9, 9), (4, 3, 3, 3), (8, 4, 7, 7), False,
+    ...                    (0, 0), (1, 1), (1, 1)))
+    'd 3x9x9 4x3x3x3 0x0 1x1 1x1'
     """
     sizes = (convolution.x[1:], convolution.w, convolution.padding, convolution.stride, convolution.dilation)
     return " ".join((_LETTERS[convolution.direction], *("x".join(map(str, each)) for each in sizes)))

@@ -47,7 +47,11 @@ class Similar(NamedTuple):
     distance: float  # sum over all dimensions of the doublings between the sizes of both
 
     def factor(self, batch: int) -> float:
-        """Return the ratio of operand elements, requested to stored. It scales the stored workspace."""
+        """Return the factor that scales the stored workspace to the requested convolution.
+
+        It is the number of operand elements of the requested convolution, divided by the number of the stored
+        convolution.
+        """
         return self.other.count(batch) / self.own.count(batch)
 
 

@@ -125,7 +125,7 @@ class _Answered:
         return [key for key, distance in self.similar.items() if distance > FAR]
 
     def share(self, keys: Iterable[str]) -> float:
-        """Return the share of `keys` in the elements of all convolutions looked up.
+        """Return the share of the convolutions `keys` in all convolutions looked up, weighted by elements.
 
         Each distinct convolution counts once. The elements of a convolution are the elements of its input and
         output for one sample.
@@ -234,7 +234,7 @@ NOTHING = Own(((1,), (0,)))
 def stored_answers(
     capability: Capability, sm_count: int, dtype: str, *, channels_last: bool, path: Path = ANSWERS_FILE
 ) -> Answers | None:
-    """Return the answers for a type and layout on the nearest stored GPUs, or None.
+    """Return the answers for a type and layout on the nearest stored GPUs, or None if none are stored.
 
     The nearest GPUs have the capability, else the next lower stored capability, else the lowest; and of the
     GPUs with that capability the nearest number of multiprocessors, if it matters. Answers for float16 are

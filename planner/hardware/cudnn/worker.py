@@ -120,12 +120,12 @@ class Library:
 
 
 def engines(library: Library, question: dict[str, Any]) -> Iterator[tuple[int, list[str], int]]:
-    """Yield the engines that PyTorch accepts for a convolution, in order.
+    """Yield the engines that PyTorch accepts for a convolution, in the order of cuDNN's heuristics.
 
-    Each has its number, notes and workspace. No plan is made of an engine: this takes up to three seconds if
-    the engine is compiled at run time, and its configuration states the same workspace. If only the first
-    engine is needed (not `every`), the first configuration is requested alone before all configurations, for
-    which cuDNN takes ten times as long.
+    Each engine has its number, notes and workspace in bytes. No plan is made of an engine: this takes up to
+    three seconds if the engine is compiled at run time, and its configuration states the same workspace. If
+    only the first engine is needed (not `every`), the first configuration is requested alone before all
+    configurations, for which cuDNN takes ten times as long.
     """
     with ExitStack() as made:
         try:
@@ -191,9 +191,9 @@ def _convolution(library: Library, made: ExitStack, question: dict[str, Any]) ->
 
 
 def _configs(library: Library, made: ExitStack, graph: Any, device: Any, mode: int, most: int) -> list[Any]:
-    """Return the first `most` engine configurations of a heuristics mode.
+    """Return up to `most` engine configurations of a heuristics mode, in cuDNN's order.
 
-    The configurations are in order. Returns [] if cuDNN refuses the query.
+    Returns [] if cuDNN refuses the query.
     """
     heuristics = library.create(_HEURISTICS, made)
     library.set(heuristics, 201, "descriptor", graph)
@@ -227,7 +227,7 @@ def _workspace(library: Library, config: Any) -> int:
 
 
 def strides_of(sizes: Sequence[int], channels_last: bool) -> list[int]:
-    """Return the strides, in elements, of a tensor without gaps.
+    """Return the strides, in elements, of a dense contiguous or channels_last tensor.
 
     >>> strides_of((2, 3, 5, 7), False), strides_of((2, 3, 5, 7), True)
     ([105, 35, 7, 1], [105, 1, 21, 3])

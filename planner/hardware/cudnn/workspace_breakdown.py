@@ -107,7 +107,7 @@ def name_parts(query: Convolution, notes: tuple[str, ...], workspace_bytes: int)
 
 
 def _exact(query: Convolution, transforms: list[str], workspace_bytes: int) -> Parts:
-    """Return parts that explain the workspace but for a small rest, or ()."""
+    """Return parts that explain all of the workspace except a small rest, or ()."""
     for part in _whole(query, transforms):
         if 0 <= workspace_bytes - part.size_bytes <= _BESIDE_TILES_BYTES:
             return (part,)
@@ -135,7 +135,10 @@ def _loose(query: Convolution, workspace_bytes: int) -> Parts:
 
 
 def _almost(copies: Iterable[Parts], workspace_bytes: int, beside_bytes: float) -> Parts | None:
-    """Return the first copies that leave at most `beside_bytes` of the workspace, or None."""
+    """Return the first of `copies` that leaves at most `beside_bytes` of the workspace unexplained.
+
+    Returns None if there is none.
+    """
     return next((one for one in copies if 0 <= workspace_bytes - _bytes_of(one) <= beside_bytes), None)
 
 
@@ -149,7 +152,7 @@ _Beside = Callable[[Convolution, int], Parts]
 
 
 def _filters(query: Convolution, left_bytes: int) -> Parts:
-    """Return the Winograd filters if they take the remaining bytes, else ().
+    """Return the Winograd filters if they explain the remaining bytes except a small rest, else ().
 
     The filters have 25 numbers of 4 bytes for each pair of channels, and one number for each channel of the
     result.
@@ -161,7 +164,7 @@ def _filters(query: Convolution, left_bytes: int) -> Parts:
 
 
 def _sums(query: Convolution, left_bytes: int) -> Parts:
-    """Return the partial sums of the result if they take all remaining bytes, else ().
+    """Return partial sums of the result if they explain the remaining bytes except a small rest, else ().
 
     The channels of a sum are unchanged, filled up, or in whole tiles. In a tile, the channels of w are next
     to each other.
@@ -261,9 +264,9 @@ def _result(query: Convolution) -> str:
 
 
 def _whole(query: Convolution, transforms: list[str]) -> Iterator[Part]:
-    """Yield the parts that may be a whole workspace.
+    """Yield each part that may fill a whole workspace by itself.
 
-    They are image-wise sums, GEMM, Winograd and FFT. A matrix of patches is not yielded for pointwise
+    The parts are image-wise sums, GEMM, Winograd and FFT. A matrix of patches is not yielded for pointwise
     kernels, for which it would be a copy. Winograd and FFT apply to kernels of 3x3 and 5x5 with a stride of
     1.
     """

@@ -80,7 +80,7 @@ def communicator_mib(communicator: Communicator) -> Range:
 
 
 def nccl_mib(communicator: Communicator, count: int) -> Range:
-    """Return the memory of equal communicators of a process in MiB. NCCL's kernels are included."""
+    """Return the memory of `count` equal communicators and of NCCL's kernels in a process, in MiB."""
     each = communicator_mib(communicator)
     return Range(*(kernels + count * one for kernels, one in zip(KERNELS, each, strict=True)))
 

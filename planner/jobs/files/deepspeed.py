@@ -1,7 +1,7 @@
 """Read and check DeepSpeed's configuration.
 
-Settings that are not planned are refused, and "auto" is replaced by values. The keys are those of DeepSpeed
-0.19 (runtime/constants.py, runtime/zero/config.py).
+Settings that are not planned are refused, and "auto" is replaced by values. The keys are from DeepSpeed 0.19
+(runtime/constants.py, runtime/zero/config.py).
 """
 
 import json
@@ -71,7 +71,7 @@ def read_deepspeed(text: str, where: str = "--deepspeed") -> str:
 
 
 def _problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield descriptions of the settings of a configuration that are not planned."""
+    """Yield descriptions of the settings of a configuration that are invalid or not planned."""
     zero = config.get("zero_optimization", {})
     for name in ("zero_optimization", "bf16", "fp16", "optimizer", "data_types"):
         if not isinstance(config.get(name, {}), dict):

@@ -1,4 +1,4 @@
-"""Capture the traces of one rank of a job, and count the seconds of the captures."""
+"""Capture traces of one rank of a job, and measure the seconds that the captures take."""
 
 from collections.abc import Callable
 from time import perf_counter
@@ -17,7 +17,7 @@ class RankTraces:
         self.seconds = 0.0  # spent in captures and extrapolation
 
     def trace(self, job: Job, batch: int, target: Target) -> Trace:
-        """Return the trace of a job at a batch size, and count the seconds.
+        """Return the trace of a job at a batch size, and add the time of the capture to `seconds`.
 
         Raises the errors of a capture.
         """

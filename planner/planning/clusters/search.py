@@ -123,11 +123,11 @@ class ClusterSearch:
         self._refused: dict[str, str] = {}  # reasons, by the measure that is not planned
 
     def plans(self, budget_of: BudgetOf, most: int = 1) -> ClusterPlans:
-        """Return the plan on the fewest GPUs.
+        """Return up to `most` plans, the plan on the fewest GPUs first.
 
-        If `most` is above 1, plans on more GPUs are added. The plans on more GPUs include the fewest GPUs on
-        which the fastest recipe fits. Tensor parallel is tried only on fewer GPUs than suffice without it,
-        with the recipe of least memory. Raises the errors of a capture.
+        If `most` is above 1, plans on more GPUs are added, including the fewest GPUs on which the fastest
+        recipe fits. Tensor parallel is tried only on fewer GPUs than suffice without it, with the recipe of
+        least memory. Raises the errors of a capture.
         """
         possible = self._possible(self._recipes, budget_of)
         for tp in self._question.tensor_parallel_sizes():
@@ -231,9 +231,9 @@ class ClusterSearch:
         return plan if plan is not None and plan.fits else None
 
     def _planned(self, split: Split, budget_of: BudgetOf) -> ClusterPlan | None:
-        """Return the plan of a split, or None if there is no plan.
+        """Return the plan of a split, or None if the job is refused or a lower bound exceeds the limit.
 
-        There is none if the job is refused, or if a lower bound exceeds the limit.
+        Raises the job's error if the recipe has no technique that a model may not support.
         """
         job = job_of(self._job, split)
         budget = budget_of(job)

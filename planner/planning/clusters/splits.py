@@ -72,7 +72,7 @@ class Recipe(Struct, frozen=True):
     tp: int = 1  # GPUs that share the tensors of each layer and their batch
 
     def saves_no_more_than(self, other: "Recipe") -> bool:
-        """Return whether `other` has each measure of this recipe, and equal tensor parallel."""
+        """Return whether `other` has every measure of this recipe, and the same tensor parallel size."""
         recomputes = self.checkpoint is Checkpoint.NONE or self.checkpoint is other.checkpoint
         return recomputes and self.gathers <= other.gathers and self.tp == other.tp
 

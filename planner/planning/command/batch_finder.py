@@ -137,7 +137,7 @@ class BatchFinder:
         return in_samples(found, self.unit)
 
     def _confirm(self, search: Search) -> Search:
-        """Run the answers of a search, and search again with the outcomes.
+        """Run the answers of a search on the GPU, and search again until the runs confirm the answers.
 
         The batch sizes after the answers are run too. If replays and runs keep disagreeing, the search goes
         on by runs alone.
@@ -168,7 +168,7 @@ class BatchFinder:
         return search
 
     def _needs_more_whole(self, batch: int, search: Search, expected: Outcome) -> bool:
-        """Return whether an answer needs more memory beyond its first optimizer steps.
+        """Return whether an answer needs more memory in a whole run than in its first optimizer steps.
 
         The command is run to find it out. Returns False without a run if there are no whole runs, or if the
         batch size is not an answer that is expected to fit. A whole run that fits as expected, or fails in

@@ -45,9 +45,9 @@ class CommandRuns:
         return self.on_gpu[batch].outcome
 
     def unbounded(self, batch: int) -> EmulatedRun:
-        """Return a run without retries.
+        """Return a run without retries at a batch size, on a GPU with more memory if necessary.
 
-        It is on the GPU if the batch fits there, else with memory to spare.
+        The run is on the GPU itself if the batch fits there, else with memory to spare.
         """
         run = self.on_gpu.get(batch)
         if run is not None and run.outcome is Outcome.FITS:

@@ -37,9 +37,10 @@ class ExplainedRun(Struct, frozen=True):
 
     @property
     def parts(self) -> dict[str, int]:
-        """Return the bytes of the process by category.
+        """Return the bytes of the process by category, and its context and fragmentation.
 
-        Fragmentation is the reserved peak minus the allocated peak.
+        Context is the peak of the process minus the reserved peak. Fragmentation is the reserved peak minus
+        the allocated peak.
         """
         replay = self.explanation.run
         return {

@@ -1,4 +1,4 @@
-"""Find why a process ran out of GPU memory, from what it left."""
+"""Find why a process ran out of GPU memory, from its log, allocator history or `planner run` record."""
 
 from planner._support.lazy_exports import attach_stub
 

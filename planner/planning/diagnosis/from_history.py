@@ -144,9 +144,10 @@ def _cause(
 
 
 def _is_first_step(history: History, end: int) -> bool:
-    """Return whether an optimizer asked, and no module has run since an optimizer first allocated.
+    """Return whether the failed request is from the first step of an optimizer.
 
-    False if blocks were in use before the history began, as earlier steps may have been.
+    It is if an optimizer made the request, and no module has run since an optimizer first allocated. Returns
+    False if blocks were in use before the history began, since earlier steps may have allocated them.
     """
     if not history.categories or any(block.in_use for state in history.start for block in state.blocks):
         return False

@@ -1,4 +1,4 @@
-"""Run CUDA's autocast of recurrent layers.
+"""Apply CUDA's autocast to recurrent layers.
 
 The source is cudnn/AutocastRNN.cpp. The weights are copied into a new flat buffer at each call, without the
 cache of casts, so that autograd sees the copy; the copies are float16 whatever dtype the region names.

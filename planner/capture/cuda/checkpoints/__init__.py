@@ -1,1 +1,1 @@
-"""Let planned scripts save and load checkpoints, without changing files of the user."""
+"""Let planned scripts save and load checkpoints without changing the user's files."""

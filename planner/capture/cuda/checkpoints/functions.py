@@ -1,7 +1,7 @@
-"""Replace the functions by which scripts save, load, rename, copy and delete files.
+"""Replace functions that save, load, rename, copy and delete files.
 
-The functions are those of torch, safetensors, os and shutil. What a script writes to files that it opens
-itself is written as in training.
+The functions are in torch, safetensors, os and shutil. What a script writes to files that it opens itself is
+written as in training.
 """
 
 import functools
@@ -22,10 +22,10 @@ from planner.capture.cuda.threads import caller_frame
 
 
 def replacements(files: Callable[[], SavedFiles | None]) -> Iterator[Replacement]:
-    """Yield replacements for functions that write checkpoints or change files.
+    """Yield replacements for functions that save checkpoints, open safetensors files or change files.
 
-    Files are changed by renaming, copying or deleting. `files` returns None outside of captures, where
-    functions that were imported in a capture may be called.
+    Files are changed by renaming, copying or deleting. `UntypedStorage.data_ptr` is replaced too. `files`
+    returns None outside of captures, where functions that were imported in a capture may be called.
     """
     yield torch, "save", _saving(torch.save, files)
     for holder, name, act in (
@@ -51,7 +51,7 @@ def replacements(files: Callable[[], SavedFiles | None]) -> Iterator[Replacement
 
 
 def loading(plain: Callable[..., Any], files: Callable[[], SavedFiles | None]) -> Callable[..., Any]:
-    """Return a version of `torch.load` that follows files saved during the plan."""
+    """Return a version of `torch.load` that reads the file written in place of the user's file, if any."""
 
     @functools.wraps(plain)
     def load(f: Any, *args: Any, **kwargs: Any) -> Any:
@@ -77,9 +77,9 @@ def _saving(plain: Callable[..., None], files: Callable[[], SavedFiles | None]) 
 def _guarded(
     plain: Callable[..., Any], files: Callable[[], SavedFiles | None], act: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Return a version of a function of os or shutil that spares files of the user.
+    """Return a version of an os or shutil function that leaves the user's files unchanged.
 
-    It calls `act`, a method of `SavedFiles`, for paths. torch's own calls, and calls by the descriptor of a
+    It passes paths to `act`, a method of `SavedFiles`. torch's own calls, and calls with the descriptor of a
     folder, are left alone.
     """
 
@@ -99,9 +99,9 @@ def _guarded(
 
 
 def _data_ptr(plain: Callable[[torch.UntypedStorage], int]) -> Callable[[torch.UntypedStorage], int]:
-    """Return a version of `data_ptr` that gives each meta storage a number.
+    """Return a version of `data_ptr` that returns a distinct number for each meta storage.
 
-    torch's own code still gets 0. Libraries find tensors that share a storage by it.
+    torch's own code still gets 0. Libraries use the number to find tensors that share a storage.
     """
 
     @functools.wraps(plain)

@@ -1,6 +1,6 @@
-"""Write and read files of safetensors in a plan.
+"""Write and read safetensors files in a plan.
 
-A file gets its header, and zeros that take no space on disk. The format is that of
+A file gets its header, and zeros that take no space on disk. The format is described in
 https://huggingface.co/docs/safetensors: the header's length in eight bytes, the header as JSON, the data.
 """
 
@@ -45,10 +45,10 @@ def serializing(plain: Callable[..., None], files: Callable[[], SavedFiles | Non
 
 
 def opening(plain: Callable[..., Any], files: Callable[[], SavedFiles | None]) -> Callable[..., Any]:
-    """Return a version of `safe_open` that reads to the CPU.
+    """Return a version of `safe_open` that reads tensors for the GPU to the CPU, then moves them.
 
-    Tensors are moved to the GPU if they are read to it. The library itself would read into the memory of a
-    pinned tensor.
+    It opens the file written in place of the user's file, if any. The library itself would read into the
+    memory of a pinned tensor.
     """
 
     @functools.wraps(plain)
@@ -64,7 +64,7 @@ def opening(plain: Callable[..., Any], files: Callable[[], SavedFiles | None]) -
 
 
 class _ReadToGpu:
-    """An open file of safetensors, or a slice of it, whose tensors are read to the GPU."""
+    """An open safetensors file, or a slice of it, whose tensors are moved to the GPU when read."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -93,7 +93,7 @@ class _ReadToGpu:
 
 
 def _write_zeros(tensors: Mapping[str, Any], path: _Path, metadata: Mapping[str, str] | None) -> None:
-    """Write a file of safetensors whose data is all zeros."""
+    """Write a safetensors file whose data is all zeros."""
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
     end = 0
     for name, spec in tensors.items():
@@ -107,9 +107,9 @@ def _write_zeros(tensors: Mapping[str, Any], path: _Path, metadata: Mapping[str,
 
 
 def _bits_of(dtype: str) -> int:
-    """Return the bits of a number of a dtype, from the digits in its name.
+    """Return the bits per element of a safetensors dtype, from the digits in its name.
 
-    Examples are F32, BF16 and F8_E4M3.
+    Examples are F32, BF16 and F8_E4M3. A name without digits, such as BOOL, has 8 bits.
     """
     bits = re.search(r"\d+", dtype)
     return int(bits[0]) if bits else 8  # BOOL

@@ -1,10 +1,10 @@
-"""Keep the files of the user as they are while a planned script saves checkpoints and changes files.
+"""Protect the user's files from a planned script that saves checkpoints and changes files.
 
 A planned script has no values to save, and it may save to the path of a real checkpoint, directly or by
-another file that it renames or copies, and delete old ones. A file is of the user if it was there before the
-capture. What would be written to it is written to a temporary folder, and read from there; it is not renamed
-or deleted. Checkpoints that were not there before are deleted when the capture ends, since a later training
-run must not load them.
+another file that it renames or copies, and delete old checkpoints. A file is the user's if it existed before
+the capture. What would be written to it is written to a temporary folder, and read from there; it is not
+renamed or deleted. Checkpoints that did not exist before are deleted when the capture ends, since a later
+training run must not load them.
 """
 
 import os
@@ -57,7 +57,10 @@ class SavedFiles:
         return self._copies.get(_real(source), source)
 
     def rename(self, plain: Callable[..., Any], source: Any, target: Any) -> None:
-        """Rename a file or a folder by `plain`, without changing a file of the user."""
+        """Rename a file or a folder, but leave the user's files unchanged.
+
+        `plain` is the original function. A folder that holds the user's files is not renamed.
+        """
         old, new = _unresolved(source), _unresolved(target)
         if Path(old).is_dir() and not Path(old).is_symlink():
             if not self._holds_files_of_user(old):
@@ -80,9 +83,9 @@ class SavedFiles:
                 self._made[new] = identity
 
     def copy(self, plain: Callable[..., Any], source: Any, target: Any) -> Any:
-        """Copy or link a file by `plain`, without replacing a file of the user.
+        """Copy or link a file, but do not replace a user's file.
 
-        A checkpoint of this capture is copied without its holes.
+        `plain` is the original function. A checkpoint of this capture is copied without its holes.
         """
         old, new = _real(source), _real(target)
         if old in self._copies or old in self._made or self._is_of_user(new):
@@ -92,7 +95,10 @@ class SavedFiles:
         return plain(source, target)
 
     def remove(self, plain: Callable[..., None], path: Any) -> None:
-        """Delete a file by `plain`, unless it is of the user. A file written in its place is forgotten."""
+        """Delete a file, unless it is the user's.
+
+        `plain` is the original function. A file written in place of the user's file is forgotten.
+        """
         real = _unresolved(path)
         self._copies.pop(real, None)
         if not self._is_of_user(real):
@@ -100,12 +106,15 @@ class SavedFiles:
             self._made.pop(real, None)
 
     def remove_folder(self, plain: Callable[..., None], path: Any) -> None:
-        """Delete a folder by `plain`, unless it holds files of the user."""
+        """Delete a folder, unless it holds the user's files. `plain` is the original function."""
         if not self._holds_files_of_user(_unresolved(path)):
             plain(path)
 
     def change(self, plain: Callable[..., None], source: Any, target: Any) -> None:
-        """Copy a file's permissions or times by `plain`, unless the target is of the user."""
+        """Copy a file's permissions or times, unless the target is the user's file.
+
+        `plain` is the original function.
+        """
         real = _real(target)
         if real not in self._copies and not self._is_of_user(real):
             plain(self.to_read(source), target)
@@ -123,17 +132,14 @@ class SavedFiles:
             self._folder = None
 
     def _is_of_user(self, path: str) -> bool:
-        """Return whether a file was there before the capture.
-
-        A file that has changed since does not count.
-        """
+        """Return whether a file existed before the capture and has not changed since."""
         try:
             return os.lstat(path).st_ctime_ns < self._start_ns
         except OSError:
             return False
 
     def _is_foreign(self, path: str) -> bool:
-        """Return whether an existing file is no checkpoint of this capture.
+        """Return whether a file exists and is not a checkpoint of this capture.
 
         A checkpoint that was changed does not count as a checkpoint.
         """
@@ -148,7 +154,10 @@ class SavedFiles:
         )
 
     def _in_place_of(self, path: str) -> str:
-        """Return the path of a new temporary file that stands for a file of the user."""
+        """Return the path of a new temporary file to use in place of the file at `path`.
+
+        Reads of `path` get the temporary file from then on.
+        """
         if self._folder is None:
             self._folder = TemporaryDirectory(prefix="planner-")
         self._count += 1
@@ -156,9 +165,10 @@ class SavedFiles:
         return self._copies[path]
 
     def _put(self, source: str, path: str) -> None:
-        """Give a path the content of `source`.
+        """Make reads of `path` return the content of `source`.
 
-        If another file is there, only reads of the path get that content.
+        The file at `path` becomes a copy of `source`, or a link if `source` is the user's file. A file that
+        is not a checkpoint of this capture is not replaced; only reads of its path get the content.
         """
         is_of_user = self._is_of_user(source)
         is_kept = is_of_user or (self._folder is not None and source.startswith(self._folder.name))
@@ -177,12 +187,12 @@ class SavedFiles:
         self._note(path)
 
     def _note(self, path: str) -> None:
-        """Note that this capture has written a checkpoint. Nothing is noted if the file does not exist."""
+        """Record that this capture has written a checkpoint to `path`, if the file exists."""
         with suppress(OSError):
             self._made[path] = _identity(path)
 
     def _follow(self, old: str, new: str) -> None:
-        """Change the paths of checkpoints after their folder was renamed."""
+        """Update the recorded paths of checkpoints after their folder was renamed."""
         for path in [one for one in self._made if one.startswith(f"{old}{os.sep}")]:
             self._made[new + path[len(old) :]] = self._made.pop(path)
 

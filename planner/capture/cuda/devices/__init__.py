@@ -1,1 +1,1 @@
-"""Answer for torch's devices: names, moves, queries, and which tensors lie on the GPU or on the host."""
+"""Simulate torch's devices: names, moves, queries, and which tensors are on the GPU or the host."""

@@ -70,7 +70,7 @@ class HostTensors:
             self._storages[key] = weakref.ref(storage, lambda _: self._storages.pop(key, None))
 
     def pin(self, tensor: Tensor) -> Tensor:
-        """Mark a meta tensor as pinned CPU memory, and return the tensor."""
+        """Mark a meta tensor as a CPU tensor in pinned memory, and return the tensor."""
         self.add(tensor)
         storage = tensor.untyped_storage()
         key = storage._cdata

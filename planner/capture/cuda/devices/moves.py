@@ -111,11 +111,12 @@ def device_given(*args: Any, **kwargs: Any) -> object:
 def moving_module(
     plain: Callable[..., nn.Module], device_of: Callable[..., object]
 ) -> Callable[..., nn.Module]:
-    """Return a version of a module's move that notes where the module went.
+    """Return a version of `Module.to`, `cuda` or `cpu` that records the module's move.
 
-    Tensors put on the GPU are logged, modules put on the CPU are marked. `plain` is `to`, `cuda` or `cpu` of
-    `Module`, and `device_of` returns the device that its arguments name. If the dtype changes too, a
-    parameter gets new data but remains the object by which it is found later.
+    Tensors moved to the GPU are logged; modules moved to the CPU are added to `Placement.on_cpu`. Nothing is
+    recorded while the loop runs. `plain` is the original method, and `device_of` returns the device that its
+    arguments name. If the dtype changes too, a parameter gets new data but remains the object by which it is
+    found later.
     """
 
     @functools.wraps(plain)
@@ -153,7 +154,7 @@ def _with_device(
 
 
 def pin(self: Tensor, device: Any = None) -> Tensor:
-    """Return a pinned copy of a stand-in for an unpinned CPU tensor.
+    """Return a pinned copy of a meta tensor that stands for an unpinned CPU tensor.
 
     Any other tensor is returned unchanged.
     """
@@ -175,10 +176,7 @@ def record_stream(self: Tensor, stream: Any) -> None:
 
 
 def pinned_like(tensor: Tensor) -> Tensor:
-    """Return a meta tensor that stands for a pinned CPU tensor like another tensor.
-
-    Its creation is not recorded.
-    """
+    """Return a meta tensor that stands for a pinned CPU copy of `tensor`. Its creation is not recorded."""
     host = opened[-1].host
     with _disable_current_modes(), host.moving_to(Side.HOST):
         return host.pin(torch.empty_like(tensor, device=META, requires_grad=False))
@@ -189,10 +187,10 @@ def to_host(self: Tensor, memory_format: Any = torch.preserve_format) -> Tensor:
 
 
 def reading_array(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a version of `Tensor.numpy` for stand-ins.
+    """Return a version of `Tensor.numpy` that accepts meta tensors that stand for CPU tensors.
 
-    It reads the values of a stand-in for a CPU tensor. For a tensor of the GPU it raises TypeError in a
-    running loop, unless `force` is set.
+    It reads their values. For a tensor of the GPU it raises TypeError in a running loop, unless `force` is
+    set.
     """
 
     @functools.wraps(plain)

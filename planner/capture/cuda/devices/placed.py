@@ -151,7 +151,7 @@ class PlacedTensors:
 
     @contextmanager
     def copying_to_cpu(self) -> Iterator[None]:
-        """Log no results of operators inside the context. The results are on the CPU."""
+        """Do not log operators inside the context. Their results are on the CPU."""
         self._is_copying = True
         try:
             yield

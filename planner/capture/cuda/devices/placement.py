@@ -101,11 +101,10 @@ def is_on_host(tensor: Tensor) -> bool:
 
 
 def put_off_until_recorded(work: Callable[[], None]) -> bool:
-    """Postpone a constructor's work until the set-up is recorded.
+    """Postpone a constructor's work until the set-up is recorded, and return whether it was postponed.
 
-    Returns whether the work was postponed. The work then runs once the tensors that are already on the GPU
-    are recorded. If the loop runs already, or no placement is open, nothing is postponed and the caller must
-    run the work itself.
+    The work runs once the tensors that are already on the GPU are recorded. If the loop runs already, or no
+    placement is open, nothing is postponed and the caller must run the work itself.
     """
     if not opened or opened[-1].is_running:
         return False
@@ -127,7 +126,10 @@ def work_put_off() -> list[tuple[float, Callable[[], None]]]:
 
 
 def modules_on_cpu() -> WeakSet[nn.Module]:
-    """Return the modules that user code moved to the CPU last. It did so while it built the model."""
+    """Return the modules whose last move by user code was to the CPU.
+
+    User code moved them while it built the model.
+    """
     return opened[-1].on_cpu if opened else WeakSet()
 
 
@@ -150,7 +152,7 @@ def put_order(tensor: Tensor) -> float:
 
 
 def target_of(device: object) -> str:
-    """Return the device of the capture that stands for a GPU.
+    """Return the device of the capture that replaces the GPU `device`.
 
     A remark is added if the GPU's index is not 0.
     """

@@ -1,6 +1,6 @@
 """Run `scaled_dot_product_attention` on meta tensors as CUDA does.
 
-The operators are those of the backend that CUDA selects. The dispatch follows
+The kernels run the operators of the backend that CUDA selects. The dispatch follows
 ATen/native/transformers/attention.cpp (torch 2.13, whose operators the installed library runs on the CPU).
 The kernels keep outputs of their operators for the backward pass: flash and cuDNN keep the sums of rows, B x
 H x rows floats; the efficient backend rounds the rows up to multiples of 32.

@@ -1,7 +1,4 @@
-"""Kernels of composite operators that run on `meta` as on CUDA.
-
-They call the same operators as on CUDA. The composite operators are of layers.
-"""
+"""Kernels that run composite operators on `meta` by the same operators as on CUDA."""
 
 from collections.abc import Callable, Mapping, Sequence
 from string import ascii_letters
@@ -186,7 +183,7 @@ def _rms_norm(
 def _composed_rms_norm(
     x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Any:
-    """Run `rms_norm` as the operators of torch before the fused kernel."""
+    """Run `rms_norm` operator by operator, as torch before 2.9 does."""
     return aten.rms_norm.default.decompose(x, normalized_shape, weight, eps)
 
 
@@ -256,7 +253,7 @@ def _with_kernel_strides(x: Tensor) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """The product of elements as an autograd function.
+    """An autograd function for `prod`, the product of elements.
 
     Its gradient divides the product by each element. torch counts the zeros first, and takes another path if
     an element is zero. That path is not planned, though torch always takes it for meta tensors.

@@ -207,9 +207,9 @@ def gru_cell(
 
 
 def gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor | None, ...]:
-    """Return the gradients of a GRU cell: of both gates, the state and both biases (cuda/RNN.cu).
+    """Return the gradients of a GRU cell for both gates and the state, and None for both biases.
 
-    The biases have None.
+    Source: cuda/RNN.cu.
     """
     width = 3 * (workspace.shape[1] // 5)
     gates = [workspace.new_empty((workspace.shape[0], width)) for _ in range(2)]
@@ -217,7 +217,10 @@ def gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tup
 
 
 def _gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor | None, ...]:
-    """Return the gradients of a GRU cell: of both gates, the state and, if `has_bias`, both biases."""
+    """Return the gradients of a GRU cell for both gates, the state and, if `has_bias`, both biases.
+
+    Without `has_bias`, the gradients of the biases are None.
+    """
     with torch._C._AutoDispatchBelowAutograd():
         of_input, of_hidden, grad_hx, *none = aten._thnn_fused_gru_cell_backward(grad_hy, workspace, False)
         biases = [of_input.sum(0), of_hidden.sum(0)] if has_bias else none

@@ -144,7 +144,7 @@ def _cudnn_accepts(call: SdpaCall, capability: Capability) -> bool:
 
 
 def _cudnn_width(widths: tuple[int, int], capability: Capability) -> int:
-    """Return the largest width of a head that cuDNN accepts.
+    """Return the largest head width that cuDNN accepts.
 
     `widths` are the widths of queries and values. Versions after 2.13 need a newer cuDNN for 256 on 9.0, and
     accept 256 on 10.x too.
@@ -155,10 +155,10 @@ def _cudnn_width(widths: tuple[int, int], capability: Capability) -> int:
 
 
 def gemm_alignment(dtype: torch.dtype, capability: Capability) -> int:
-    """Return the number of elements that must divide the width of a head.
+    """Return the required alignment of a head's width, in elements.
 
-    Source: `minimum_gemm_alignment`. The elements take 16 bytes if tensor cores compute the product;
-    otherwise the number is 1.
+    Source: `minimum_gemm_alignment`. The alignment is 16 bytes if tensor cores compute the product, otherwise
+    1 element.
     """
     half = dtype in _HALVES
     if capability >= (8, 0) or (capability >= (7, 0) and half):

@@ -35,12 +35,12 @@ def patches() -> Iterator[tuple[str, object]]:
 
 
 def _recorded(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a version of a tensor factory whose results dispatch modes see.
+    """Return a version of a tensor factory that makes its results visible to dispatch modes.
 
-    They see the results only if an optimizer calls the factory. `plain` is `torch.tensor` or
-    `torch.as_tensor`, which optimizers of torch and torchao call with a number. On CUDA the tensor is made on
-    the CPU and copied to the GPU; on the meta device it is made directly, beneath all modes
-    (`internal_new_from_data`, torch/csrc/utils/tensor_new.cpp).
+    It does so only if an optimizer calls it. `plain` is `torch.tensor` or `torch.as_tensor`, which optimizers
+    of torch and torchao call with a number. On CUDA the tensor is made on the CPU and copied to the GPU; on
+    the meta device it is made directly, beneath all modes (`internal_new_from_data`,
+    torch/csrc/utils/tensor_new.cpp).
     """
 
     def make(data: Any, *args: Any, **kwargs: Any) -> Tensor:

@@ -59,10 +59,10 @@ def _watch_bitsandbytes(outside: OutsideMemory, stack: ExitStack) -> None:
     def update_with_norm(
         name: str, g: Tensor, p: Tensor, *args: Any, max_unorm: float = 0.0, **rest: Any
     ) -> None:
-        """Run the 32-bit update.
+        """Run bitsandbytes' 32-bit optimizer update.
 
-        With `max_unorm`, the parameter's norm is allocated first, as on a GPU. The kernel gets the norm as a
-        number.
+        If `max_unorm` is positive, the parameter's norm is allocated first, as on a GPU. The kernel gets the
+        norm as a number.
         """
         norm = torch.norm(p.data.float()) if max_unorm > 0.0 else None
         update_32bit(name, g, p, *args, **rest)

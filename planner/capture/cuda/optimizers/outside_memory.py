@@ -7,10 +7,7 @@ _MIB = 2**20
 
 @dataclass(slots=True)
 class OutsideMemory:
-    """The bytes of optimizer state outside of the caching allocator.
-
-    `compiles` is whether the optimizer compiles.
-    """
+    """The bytes of optimizer state outside of the caching allocator, and whether the step is compiled."""
 
     paged_bytes: int = 0  # state in CUDA managed memory, which the driver moves between GPU and host
     host_state_bytes: int = 0  # state in ordinary memory of the host

@@ -130,7 +130,10 @@ def _latents(config: Config, default: int) -> TensorSpec:
 
 
 def _first(value: Any) -> int:
-    """Return a width, or the first width of a list. A list has one width per block."""
+    """Return a width as an integer, or the first width of a list.
+
+    A list has one width for each block, and may be nested.
+    """
     while isinstance(value, list | tuple):
         value = value[0]
     return int(value)

@@ -1,4 +1,4 @@
-"""Rebind the closures of functions in a deep copy to copied objects.
+"""Make the closures of functions in a deep copy refer to copied objects.
 
 `copy.deepcopy` does not copy functions: a function set on a module, such as a `forward` that calls the
 previous `forward`, would still use the original module.
@@ -10,10 +10,10 @@ from typing import Any
 
 
 def rebind_closures(holder: object, memo: Mapping[int, Any]) -> None:
-    """Rebind the closures of functions that a deep copy holds to copied objects.
+    """Make the functions and methods that a deep copy holds refer to copied objects.
 
-    The functions are attributes, or values of dicts among the attributes. `memo` is the memo of
-    `copy.deepcopy`.
+    `holder` is the copy. The functions are its attributes, or values of dicts among the attributes. Their
+    closures, and the objects to which methods are bound, are replaced. `memo` is the memo of `copy.deepcopy`.
     """
     held = vars(holder)
     for values in (held, *[one for one in held.values() if isinstance(one, dict)]):

@@ -214,10 +214,10 @@ def weightless_memo(modules: Iterable[nn.Module], memo: dict[int, Any]) -> None:
 
 
 def complete_copy(module: nn.Module, copied: nn.Module, memo: dict[int, Any]) -> None:
-    """Rebind closures in a copied module, and compile its compiled submodules.
+    """Complete a deep copy of a module: rebind closures, and compile submodules.
 
-    The closures then refer to copied objects. A copied module is not compiled (torch/nn/modules/module.py,
-    `__getstate__`).
+    Closures then refer to copied objects. A module is compiled if its original is, since copying drops the
+    compiled form (torch/nn/modules/module.py, `__getstate__`). `memo` is the memo of the deep copy.
     """
     compiled = {name for name, one in module.named_modules() if one._compiled_call_impl is not None}
     for name, one in copied.named_modules():

@@ -17,7 +17,10 @@ from torch.utils import swap_tensors
 
 
 class _Noted(NamedTuple):
-    """A module or an optimizer, and its containers with copies of them."""
+    """A module or an optimizer, with a copy of each dict and list that it holds.
+
+    The parameter groups and the state of an optimizer are included.
+    """
 
     holder: object
     containers: list[tuple[Any, Any]]
@@ -73,7 +76,10 @@ class _LiveState:
         self._planned |= {id(one) for one in model.modules()}
 
     def note_move(self, values: Tensor, moved: Tensor) -> None:
-        """Note that a tensor was moved to the meta device in place. `values` has its values."""
+        """Note that a tensor was moved to the meta device in place.
+
+        `values` has its values. Nothing is noted before `note_all` is called.
+        """
         if self._noted:
             self._moved.append((values, moved))
 

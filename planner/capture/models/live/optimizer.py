@@ -93,7 +93,7 @@ class CopiedOptimizer:
 
 
 def _copied(value: Any) -> Any:
-    """Return a deep copy of a value. A class or a singleton is returned itself."""
+    """Return a deep copy of a value, or the value itself if it is a class or a singleton."""
     is_shared = hasattr(type(value), "get_instance")  # a singleton, such as bitsandbytes' manager
     return value if is_shared or isinstance(value, type) else copy.deepcopy(value)
 
@@ -152,7 +152,10 @@ def _overrides(optimizer: optim.Optimizer, module: nn.Module) -> dict[str, Any]:
 
 
 def settings_of(optimizer: optim.Optimizer) -> optim.Optimizer:
-    """Return a copy of an optimizer with the options of its groups. Parameters and state are left out."""
+    """Return a plain `torch.optim.Optimizer` with the group options and defaults of an optimizer.
+
+    Parameters, state and the optimizer's own class are left out.
+    """
     bare = optim.Optimizer.__new__(optim.Optimizer)
     groups = [{**group, "params": []} for group in optimizer.param_groups]
     bare.__dict__.update(param_groups=groups, defaults=dict(optimizer.defaults), state={})

@@ -62,11 +62,10 @@ def cuda_index_of(model: nn.Module) -> int | None:
 def read_training(
     model: nn.Module, batch: object, loss: str | LossFunction | None, step: Step | None
 ) -> LiveTraining:
-    """Return the training loop of a model and a batch.
+    """Derive a training loop from a model, a batch, and a loss or a step.
 
-    The loop follows a loss or a step. `loss` and `step` are the arguments of `planner.guard`. Raises
-    UsageError for a model that is sharded or wrapped in an unsupported way, for an unknown loss, and if both
-    a loss and a step are given.
+    `loss` and `step` are the arguments of `planner.guard`. Raises UsageError for a model that is sharded or
+    wrapped in an unsupported way, for an unknown loss, and if both a loss and a step are given.
     """
     module, fields, is_compiled = _unwrapped(model)
     fields |= _precision_of(module) | _memory_format_of(module)

@@ -221,11 +221,11 @@ def _quantize(weight: Any, table: Tensor) -> list[Tensor]:
 
 
 def adapters_as_made(model: nn.Module) -> Iterator[tuple[nn.Parameter, Tensor]]:
-    """Yield trained adapter parameters that peft casts.
+    """Yield (parameter, tensor before the cast) for each trained adapter parameter that peft casts.
 
-    Each comes with an empty tensor in the dtype before the cast. The order is the order of creation. peft
-    moves each adapter of a quantized layer to the GPU in the type in which the layer computes, and casts all
-    of them afterwards (`_move_adapter_to_device_of_base_layer`, peft/tuners/tuners_utils.py).
+    The tensor is uninitialised. The order is the order of creation. peft moves each adapter of a quantized
+    layer to the GPU in the type in which the layer computes, and casts all of them afterwards
+    (`_move_adapter_to_device_of_base_layer`, peft/tuners/tuners_utils.py).
     """
     for module in model.modules():
         dtype = getattr(getattr(module, "base_layer", None), "compute_dtype", None)

@@ -1,7 +1,8 @@
-"""Find models of torchvision; their builders may be given weights, which are never read.
+"""Find models of torchvision, without reading weights.
 
-Named weights matter for a detector: if its backbone comes with weights, the default, its batch norms and
-first stages are frozen (`is_trained` in torchvision/models/detection/faster_rcnn.py and other files there).
+A builder may be given weights, which are never read. Named weights matter for a detector: if its backbone
+comes with weights, the default, its batch norms and first stages are frozen (`is_trained` in
+torchvision/models/detection/faster_rcnn.py and other files there).
 """
 
 import importlib

@@ -262,7 +262,10 @@ def _class_of_folder(transformers: Any, config: Any, file_config: Mapping[str, A
 
 
 def _table_of(task: str) -> str:
-    """Return the name of transformers' table of a task's classes. Source: models/auto/modeling_auto.py."""
+    """Return the name of transformers' mapping from model types to the classes for a task.
+
+    Source: models/auto/modeling_auto.py.
+    """
     if task == "features":
         return "MODEL_MAPPING_NAMES"
     words = {"seq2seq-lm": "seq_to_seq_causal_lm", "speech-seq2seq": "speech_seq_2_seq"}

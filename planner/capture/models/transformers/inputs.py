@@ -54,10 +54,11 @@ _PER_SAMPLE = (
 
 
 def complete_inputs(job: Job, choice: Choice) -> Job:
-    """Return the job with all inputs by keyword.
+    """Return the job with all inputs that the model needs, each with a keyword.
 
-    The loss becomes `sum` if the model returns no loss. Raises UsageError for inputs that the model does not
-    take, and for required arguments without an input.
+    Inputs of the job are kept, except labels outside of training. The loss becomes `sum` if the model returns
+    no loss. Raises UsageError for inputs that the model does not take, and for required arguments without an
+    input.
     """
     given = _by_keyword(job, choice)
     specs = {name: spec for name, spec in given.items() if job.loop.mode is Mode.TRAIN or name not in _LABELS}
@@ -123,7 +124,7 @@ def _takes_both(choice: Choice) -> bool:
 
 
 def _main_of(choice: Choice, spec: TensorSpec) -> str:
-    """Return the main input for a tensor without a keyword.
+    """Return the name of the main input to which a tensor without a keyword belongs.
 
     Integers are for the text, other dtypes for another input. Raises UsageError if the model takes no such
     input.
@@ -157,9 +158,9 @@ def _main_inputs(choice: Choice, given: Mapping[str, TensorSpec]) -> dict[str, T
 def _image_in_text(choice: Choice, given: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
     """Return a text and an image as inputs.
 
-    The job's own are taken if given, and token types are added if the model needs them. A default text has
-    `TEXT_TOKENS` tokens after the image's tokens. Raises UsageError for an image of a wrong shape, or a text
-    that is too short for the image's tokens.
+    The job's text and image are used if given, and token types are added if the model needs them. A default
+    text has `TEXT_TOKENS` tokens after the image's tokens. Raises UsageError for an image of a wrong shape,
+    or a text that is too short for the image's tokens.
     """
     image = given.get(_IMAGE) or _image(choice)
     if takes_patches(choice.config) and not (
@@ -235,10 +236,9 @@ def _spectrogram(choice: Choice) -> TensorSpec:
 
 
 def _prompts(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """Return the input that accompanies an image.
+    """Return a pixel mask for a detector, or a box prompt for a model that takes boxes.
 
-    It is a detector's pixel mask, or a box to segment. {} if the model takes no such input, or if the input
-    is given.
+    {} if there is no image, if the model takes neither, or if the input is given.
     """
     name, image = choice.model_class.__name__, inputs.get(_IMAGE)
     if image is None:

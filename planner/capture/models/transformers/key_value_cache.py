@@ -29,10 +29,10 @@ def grow(cache: Any, tokens: int) -> None:
 
 @contextmanager
 def only_growing_between(model: Any, length: int) -> Iterator[None]:
-    """Make forward passes on a text's middle tokens grow the cache without the model, inside the context.
+    """Run the model only on the first and last tokens of a text inside the context.
 
-    Forward passes of the first and the last `WHOLE_TOKENS` of `length` tokens run, and all forward passes
-    without cached tokens.
+    For the tokens between, forward passes only grow the key-value cache. The first and the last
+    `WHOLE_TOKENS` of `length` tokens run, and all forward passes without cached tokens.
     """
     plain = model.forward
     last: list[Any] = []  # the output's class, an empty tensor like its logits, and their shape

@@ -164,8 +164,8 @@ def _arguments(arguments: Any) -> Any:
 def _place(trainer: Any, modules: list[nn.Module]) -> None:
     """Move a copied trainer's models to the GPU.
 
-    The trainers' constructors do the same. Source: transformers/trainer.py, and TRL's trainers for reference
-    models.
+    Models that accelerate had prepared are prepared again. The trainers' constructors do the same. Source:
+    transformers/trainer.py, and TRL's trainers for reference models.
     """
     device = trainer.args.device
     if trainer.place_model_on_device and getattr(trainer.model, "quantization_method", None) is None:

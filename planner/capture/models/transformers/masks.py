@@ -1,4 +1,4 @@
-"""Make transformers take attention masks as padded or full.
+"""Make transformers treat attention masks as padded or full.
 
 The values of the masks are not read. transformers reads whether the attention mask masks anything
 (masking_utils.py). If not, it makes no mask, and attention runs with `is_causal` or without a mask; if so, it
@@ -59,8 +59,8 @@ def _answers(masks: Any, padded: bool) -> Iterator[tuple[Any, str, Callable[...,
 
 
 def _decide_without(decide: Callable[..., bool], padding_mask: Any, *args: Any, **kwargs: Any) -> bool:
-    """Return the decision of a masking function as without a padding mask.
+    """Call a masking function without a padding mask, and return its result.
 
-    The function is of masking_utils.
+    The function is of masking_utils. `padding_mask` is ignored.
     """
     return decide(None, *args, **kwargs)

@@ -55,7 +55,7 @@ def is_trainer(made: object) -> bool:
 
 @contextmanager
 def trainers_constructed() -> Iterator[None]:
-    """Let Trainers be constructed inside the context as on the planned GPU.
+    """Make Trainers that are constructed inside the context find the planned GPU.
 
     DPO's hash and log probabilities are not computed.
 
@@ -280,7 +280,7 @@ def _of_fsdp(arguments: Any) -> dict[str, Any]:
 
 @contextmanager
 def _kernels_of_triton() -> Iterator[None]:
-    """Make TRL use its Triton kernels inside the context, as on a GPU; the kernels launch nothing."""
+    """Make TRL use its Triton kernels inside the context, as on a GPU. The kernels launch nothing."""
     module = sys.modules.get(_KERNELS)
     if module is None:
         yield

@@ -34,10 +34,9 @@ def longest_sample(trainer: Any, dataset: Any, what: str, name: str) -> tuple[An
 
 
 def first_samples(dataset: Any) -> Iterator[Any]:
-    """Return an iterator over the first samples of a dataset.
+    """Return an iterator over the first `MOST_SAMPLES` samples of a dataset.
 
-    It yields at most `MOST_SAMPLES` samples. Samples are read by index if the dataset has indices and a
-    length, else streamed, as DataLoader does.
+    Samples are read by index if the dataset has indices and a length, else streamed, as DataLoader does.
     """
     has_index = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
     if isinstance(dataset, IterableDataset) or not has_index:

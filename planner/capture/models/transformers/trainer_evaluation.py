@@ -51,7 +51,7 @@ class Evaluation:
         self.notes: tuple[str, ...] = ()
 
     def run(self, when: str) -> None:
-        """Call the trainer's `evaluate`; an evaluation that fails becomes a note.
+        """Call the trainer's `evaluate`, and note an error instead of raising it.
 
         `when` is the time of all evaluations, for notes. Errors about reads of values are raised, and a
         PlannerError if the trainer has evaluation data.
@@ -227,7 +227,10 @@ def _gathering(more: int, run: int) -> Iterator[None]:
 
 
 def _repeated(tensors: Any, count: int) -> Any:
-    """Return copies of a batch's results for `count` batches. The copies are in new blocks."""
+    """Repeat the results of one batch for `count` batches.
+
+    The results are repeated along the first dimension of each tensor, in new blocks.
+    """
     if isinstance(tensors, Tensor):
         return tensors.clone() if count == 1 else tensors.repeat_interleave(count, 0)
     if isinstance(tensors, Mapping):

@@ -20,10 +20,10 @@ Step = Callable[[nn.Module, Mapping[str, Any]], Any]
 
 
 def optimizer_of(arguments: Any, model: nn.Module) -> LiveOptimizer:
-    """Return the optimizer that the Trainer would make. Raises UsageError if it is not planned.
+    """Return the Trainer's optimizer as a `LiveOptimizer`.
 
-    As in `Trainer.create_optimizer`, biases and norms form a separate group without weight decay, and an
-    8-bit optimizer of bitsandbytes keeps 32-bit states for embeddings.
+    Raises UsageError if it is not planned. As in `Trainer.create_optimizer`, biases and norms form a separate
+    group without weight decay, and an 8-bit optimizer of bitsandbytes keeps 32-bit states for embeddings.
     """
     from transformers import Trainer
 
@@ -136,7 +136,10 @@ def loss_step(arguments: Any) -> Step:
 
 
 def in_float32(outputs: Any) -> Any:
-    """Return a model's outputs in float32. accelerate converts them so if it autocasts the forward pass."""
+    """Convert half-precision tensors in a model's outputs to float32.
+
+    accelerate does so if it autocasts the forward pass.
+    """
     from accelerate.utils import convert_to_fp32
 
     return convert_to_fp32(outputs)

@@ -77,7 +77,7 @@ def find_step_in_file(name: str) -> Callable[..., object]:
 
 
 def _owner_of_method(name: str, value: object) -> tuple[type | None, str]:
-    """Return the class and the name of a method FILE.py:CLASS.METHOD.
+    """Return the class and the method name of a step FILE.py:CLASS.METHOD.
 
     The class is None if `value` is no method, or is a static method or a class method.
     """
@@ -89,11 +89,11 @@ def _owner_of_method(name: str, value: object) -> tuple[type | None, str]:
 
 
 def open_file(name: str, what: str) -> tuple[Any, Callable[..., object]]:
-    """Run a user's file, and return the value of NAME in FILE.py:NAME.
+    """Run a user's file, and return the value of NAME and a function that calls the file's code.
 
-    Also returns a function that calls the file's code. That function takes a callable and its arguments, and
-    applies the changes that the file made to the process. `what` names the value's kind in messages. Raises
-    UsageError if the file or NAME does not exist, ModelError if the file fails.
+    `name` is FILE.py:NAME. The returned function takes a callable and its arguments, and applies the changes
+    that the file made to the process. `what` names the value's kind in messages. Raises UsageError if the
+    file or NAME does not exist, ModelError if the file fails.
     """
     path = _path_of(name, what)
     prepare_torchvision()
@@ -108,9 +108,10 @@ def open_file(name: str, what: str) -> tuple[Any, Callable[..., object]]:
 
 
 def open_optimizer(name: str, model: str) -> tuple[Any, Callable[..., object]]:
-    """Return the same as `open_file` for an optimizer, without running the model's file again.
+    """Return the value of an optimizer FILE.py:NAME and a function that calls the file's code.
 
-    A second run would define new classes, which differ from the classes of the model.
+    If the model is in the same file, the file is not run again: a second run would define new classes, which
+    differ from the classes of the model. Otherwise `open_file` runs the file.
     """
     what = "optimizer"
     path = _path_of(name, what)
@@ -150,11 +151,10 @@ def _module_name(path: Path) -> str:
 
 
 def _run_file(path: Path) -> tuple[ModuleType, Callable[[], None]]:
-    """Import a file and return its module.
+    """Import a file, and return its module and a function that repeats the file's changes.
 
-    Also returns a function that repeats the file's changes to the process state. The module's name is unique.
-    The file's folder is importable, and its command line has no arguments. The process state is restored
-    afterwards. Raises ModelError if the file fails.
+    The changes are to the process state, which is restored afterwards. The module's name is unique. The
+    file's folder is importable, and its command line has no arguments. Raises ModelError if the file fails.
     """
     prepare_torchao(path)
     name = _module_name(path)

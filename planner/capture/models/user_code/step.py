@@ -92,7 +92,7 @@ class StepModule(nn.Module):
 
 
 def make_step(made: object, name: str) -> nn.Module:
-    """Return a `StepModule` of a function or of an object with a method `step`.
+    """Wrap a function, or an object with a method `step`, in a `StepModule`.
 
     A `StepModule` is returned itself. Raises ModelError for optimizers and other values.
     """
@@ -244,7 +244,7 @@ class _Holdings:
 
 
 def _methods_of(value: object) -> Iterator[tuple[str, Any]]:
-    """Yield the methods of a value's classes that no library defines.
+    """Yield the methods that a value's classes define, skipping library classes.
 
     The items are ("", function), property getters included. They are searched because their code may name
     globals.
@@ -265,7 +265,7 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
 
 
 def _is_of_tensors(value: object) -> bool:
-    """Return whether a value is a non-empty list or dict of tensors. An example is averages of parameters."""
+    """Return whether a value is a non-empty list or dict of tensors, such as averages of parameters."""
     if isinstance(value, dict):
         return _is_of_tensors(list(value.values()))
     return isinstance(value, list) and bool(value) and all(isinstance(one, Tensor) for one in value)

@@ -40,7 +40,7 @@ def _safe_softmax(args: Args, out: Tensor, target: Target) -> Ops:
     """Return the ops of `_safe_softmax`.
 
     They hold a mask of entries at minus infinity, and a mask of rows that have only such entries. These rows
-    are zeroed in place, except of meta tensors (ATen/native/transformers/attention.cpp). An input of another
+    are zeroed in place, except for meta tensors (ATen/native/transformers/attention.cpp). An input of another
     type than the result is converted first, unless it is float16.
     """
     x, dim = args[0], args[1] % out.dim()
@@ -53,7 +53,7 @@ def _safe_softmax(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 def _no_workspace(args: Args, out: Any, target: Target) -> Ops:
-    """Return no ops.
+    """Return no ops for the forward pass of flash attention or cuDNN's attention.
 
     The kernels are assumed to allocate only their outputs. Flash attention's partial outputs in float32 are
     left out. They take some MiB in generation and at the smallest batches: a call with fewer than 1.6 blocks

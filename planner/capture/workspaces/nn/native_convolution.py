@@ -294,7 +294,7 @@ class _Products:
         self.free("old output")
 
     def multiply(self) -> None:
-        """Record the use of cuBLAS, once per call."""
+        """Record the use of cuBLAS, unless it is recorded already."""
         if not self._has_multiplied:
             self._ops.append(UseCublas())
         self._has_multiplied = True

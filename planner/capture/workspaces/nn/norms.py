@@ -199,9 +199,10 @@ def _cudnn_moments(x: Tensor, block_bytes: int, block_rows: int, bytes_: int) ->
 
 
 def _partial_moments(x: Tensor, values: int) -> Ops:
-    """Return the ops of partial moments, or () if one block of threads sums all rows.
+    """Return the ops that hold batch norm's partial moments, or () if there are none.
 
-    Kernels for channels last hold staging data and semaphores. Source: `flexible_launch_configs`.
+    Kernels for channels last hold staging data and semaphores, unless one block of threads sums all rows.
+    Source: `flexible_launch_configs`.
     """
     if not _reads_channels_last(x):
         return ()

@@ -71,17 +71,17 @@ class RnnSizes(NamedTuple):
         return self._matrix_elements() + self.layers * self.directions * self.hidden * per_row
 
     def reserve_bytes(self, rows: int, element_bytes: int) -> int:
-        """Return the bytes that training keeps.
+        """Return the bytes of the reserve space, which training keeps for the backward pass.
 
-        They hold the states of cells, and the outputs of all layers except the last. `rows` is the number of
-        steps times the number of samples.
+        The reserve space holds the states of cells, and the outputs of all layers except the last. `rows` is
+        the number of steps times the number of samples.
         """
         vectors = MODES[self.mode].reserve + (1 if self.projected else 0)
         elements = self.layers * vectors * self.hidden + (self.layers - 1) * self.width
         return rows * self.directions * element_bytes * elements
 
     def workspace_bytes(self, samples: int, element_bytes: int) -> int:
-        """Return the bytes of the workspace.
+        """Return the bytes of cuDNN's workspace for a batch of samples.
 
         The workspace has the transposed matrices, and vectors for each sample.
         """
@@ -89,7 +89,10 @@ class RnnSizes(NamedTuple):
         return element_bytes * (self._matrix_elements() + vectors)
 
     def _matrix_elements(self) -> int:
-        """Return the number of elements of all matrices. Later layers read the outputs of all directions."""
+        """Return the number of elements of all weight matrices.
+
+        Later layers read the outputs of all directions.
+        """
         inputs = self.inputs + (self.layers - 1) * self.width * self.directions
         return self.directions * MODES[self.mode].gates * self.hidden * (inputs + self.layers * self.width)
 

@@ -153,9 +153,10 @@ def _dropout(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _samples_by_cudnn(x: Tensor, grid: Tensor, mode: int, padding: int, align_corners: bool) -> bool:
-    """Return whether cuDNN samples images at a grid.
+    """Return whether `grid_sampler_2d` runs cuDNN's kernel.
 
-    cuDNN supports bilinear mode with zeros as padding. Source: GridSamplerUtils.h.
+    cuDNN supports bilinear mode with zeros as padding and aligned corners, for the dtypes in `_OF_CUDNN`, up
+    to 1024 channels and fewer than 2**31 elements. Source: GridSamplerUtils.h.
     """
     is_plain = mode == 0 and padding == 0 and align_corners and x.dtype in _OF_CUDNN
     is_small = is_plain and x.shape[1] <= 1024 and x.numel() < 2**31 and grid.numel() < 2**31
@@ -168,7 +169,7 @@ def _copies_of_repeated(*tensors: Tensor) -> Ops:
 
 
 def _sampling(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of sampling images at a grid. cuDNN or PyTorch's kernel runs (cudnn/GridSampler.cpp)."""
+    """Return the ops of `grid_sampler_2d`. cuDNN's or PyTorch's kernel runs (cudnn/GridSampler.cpp)."""
     x, grid = args[:2]
     if not _samples_by_cudnn(*args[:5]):
         return (Outputs(),)
@@ -176,7 +177,7 @@ def _sampling(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _gradient_of_sampling(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of the gradients of sampling images at a grid. cuDNN always computes both gradients."""
+    """Return the ops of the gradients of `grid_sampler_2d`. cuDNN always computes both gradients."""
     grad, x, grid, mode, padding, align_corners, mask = args
     if not _samples_by_cudnn(x, grid, mode, padding, align_corners):
         return (Outputs(),)

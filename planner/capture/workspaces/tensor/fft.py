@@ -67,9 +67,10 @@ def _fourier_to_real(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 def _euclidean_distance(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of Euclidean distances.
+    """Return the ops of `_euclidean_dist`.
 
-    torch multiplies rows that are extended by norms and ones. Source: ATen/native/Distance.cpp.
+    PyTorch extends each row by its squared norm and a one, and multiplies the extended rows. Source:
+    ATen/native/Distance.cpp.
     """
     x, y = args[:2]
     ops: list[Op] = []

@@ -55,9 +55,9 @@ class CublasWorkspaces:
         self._lt_used.clear()
 
     def first_use(self, phase: Phase, stream: int = 0) -> int:
-        """Return the bytes that cuBLAS allocates in a call and keeps.
+        """Return the bytes of the cuBLAS workspace that a call allocates, or 0 if it is allocated already.
 
-        The call's thread and stream are recorded. Return 0 if thread and stream are recorded already. The
+        cuBLAS keeps a workspace for each thread and stream. The call's thread and stream are recorded. The
         thread follows from the phase: autograd's thread in the backward pass, otherwise the main thread.
         """
         place = phase is Phase.BACKWARD, stream  # autograd's thread or the main thread, and the stream
@@ -67,10 +67,10 @@ class CublasWorkspaces:
         return self._bytes
 
     def first_lt_use(self, func: Any, args: Args, phase: Phase, stream: int = 0) -> int:
-        """Return the bytes that cuBLASLt allocates in a call and keeps.
+        """Return the bytes of the cuBLASLt workspace that a call allocates and keeps, or 0.
 
-        The call's thread and stream are recorded. Return 0 if thread and stream are recorded already, or if
-        cuBLASLt does not run the call or keeps no workspace in this version of torch.
+        Returns 0 if the call's thread and stream have a workspace already, if cuBLASLt does not run the call,
+        or if it keeps no workspace in this version of torch. Otherwise thread and stream are recorded.
         """
         place = phase is Phase.BACKWARD, stream
         if not self._keeps_lt or place in self._lt_used:
@@ -122,9 +122,9 @@ def _copy_for_cublas(matrix: Tensor) -> Ops:
 
 
 def _product(first: int, args: Args, out: Any, target: Target) -> Ops:
-    """Return the copies of a product's operands.
+    """Return the ops that copy the operands of a matrix product for cuBLAS.
 
-    The operands are the arguments at `first` and `first + 1`.
+    The operands are the arguments at `first` and `first + 1`. Operands that cuBLAS can read are not copied.
     """
     return (*_copy_for_cublas(args[first]), *_copy_for_cublas(args[first + 1]))
 

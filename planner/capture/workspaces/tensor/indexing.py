@@ -245,9 +245,10 @@ def _moved(indices: Sequence[Tensor]) -> Iterator[KernelOp]:
 
 
 def _replaced(held: list[int], at: int) -> Iterator[KernelOp]:
-    """Yield the op that frees the block of index `at`.
+    """Yield the op that frees the block of index `at`, if the index has a block.
 
-    The block is removed from `held`. Without a block, nothing is yielded.
+    `held` lists the index that each held block stores, or -1, in the order of allocation. The freed block is
+    removed from `held`.
     """
     if at in held:
         place = held.index(at)

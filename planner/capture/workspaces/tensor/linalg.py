@@ -30,7 +30,10 @@ def _batch(matrices: Tensor) -> int:
 
 
 def _batched(batch: int) -> Ops:
-    """Return the ops of a batched call of cuBLAS. The call takes pointers to both operands' matrices."""
+    """Return the ops of a batched cuBLAS call: two arrays of `batch` pointers, then the call.
+
+    The arrays point to the matrices of the two operands, and are freed after the call.
+    """
     return (Hold(_POINTER * batch), Hold(_POINTER * batch), UseCublas(), Release(2))
 
 

@@ -21,9 +21,10 @@ _TILE_BYTES = 16 * _BLOCK_THREADS  # bytes that a thread block copies at a time
 
 
 def _split_with_sizes_copy(args: Args, out: Any, target: Target) -> Ops:
-    """Return the table for copying a tensor's parts, or () if no table is needed.
+    """Return the op for the table of a single-kernel copy, or () if no table is needed.
 
-    The parts are copied to separate tensors.
+    The parts of a tensor are copied to separate tensors. No table is needed if they are copied one after
+    another.
     """
     source, sizes, dim, parts = args[:4]
     if not _are_dense(source, *parts) or any(part.dtype is not source.dtype for part in parts):
@@ -42,9 +43,10 @@ def _split_with_sizes_copy(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _chunk_cat(args: Args, out: Any, target: Target) -> Ops:
-    """Return the table for concatenating chunks of tensors.
+    """Return the op for the table of a single-kernel concatenation, or the ops for padded copies.
 
-    If one kernel cannot concatenate them, padded copies are returned.
+    Chunks of tensors are concatenated. If a single kernel cannot do it, tensors that do not split into equal
+    chunks are padded.
     """
     tensors, dim, chunks, whole = args[:4]
     dtype = tensors[0].dtype

@@ -62,7 +62,7 @@ def _is_one_kernel(dtype: Any, rows: Any, outer: int, inner: int, blocksize: int
 
 @functools.cache
 def _decision() -> tuple[Any, int]:
-    """Return bitsandbytes' function that chooses the kernel, and its limit of rows.
+    """Return bitsandbytes' function that chooses the kernel, and the most rows for a single kernel.
 
     The module itself needs CUDA, so the function is compiled from its source. The function is None for
     versions before 0.50, which lack it and dequantize for more than one row.

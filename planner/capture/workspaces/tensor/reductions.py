@@ -177,10 +177,10 @@ def _converted_sum(position: int | None) -> Rule:
 
 
 def _largest(position: int | None) -> Rule:
-    """Return the rule of a reduction such as `amax`.
+    """Return the rule of a reduction whose partial results have the type of the result.
 
-    Partial results have the type of the result. `position` is as for `_sum_over`. Source:
-    ReduceMaxValuesKernel.cu, ReduceLogicKernel.cu.
+    An example is `amax`. `position` is as for `_sum_over`. Source: ReduceMaxValuesKernel.cu,
+    ReduceLogicKernel.cu.
     """
 
     def rule(args: Args, out: Any, target: Target) -> Ops:

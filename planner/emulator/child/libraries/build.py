@@ -86,10 +86,9 @@ def _present(installation: Installation) -> list[_StandIn]:
 
 
 def build(installation: Installation, cache: Path) -> Path:
-    """Return the folder of the compiled libraries.
+    """Compile the stand-in libraries unless they are cached, and return their folder.
 
-    The libraries are compiled if they are not in the cache. Raises EmulatorError if the compiler is missing
-    or fails, or the cache cannot be written.
+    Raises EmulatorError if the compiler is missing or fails, or the cache cannot be written.
     """
 
     def compile_all(work: Path, out: Path) -> None:
@@ -109,12 +108,11 @@ def build(installation: Installation, cache: Path) -> Path:
 
 
 def build_cublaslt(includes: Sequence[Path], soname: str, cache: Path) -> Path:
-    """Return the path of the compiled stand-in of cuBLASLt.
+    """Compile the stand-in of cuBLASLt unless it is cached, and return its path.
 
-    It is for a process that queries cuDNN. It is compiled if it is not in the cache. The stand-in of the
-    driver is in the same folder: without a driver cuDNN drops the engines that it compiles at run time.
-    `includes` are folders of headers, `soname` is the file name under which cuDNN looks for cuBLASLt. Raises
-    EmulatorError as `build` does.
+    It is for a process that queries cuDNN. The stand-in of the driver is in the same folder: without a driver
+    cuDNN drops the engines that it compiles at run time. `includes` are folders of headers, `soname` is the
+    file name under which cuDNN looks for cuBLASLt. Raises EmulatorError as `build` does.
     """
     names = {"libcublasLt": soname, "libcuda.so.1": "libcuda.so.1"}
 
@@ -130,9 +128,10 @@ def build_cublaslt(includes: Sequence[Path], soname: str, cache: Path) -> Path:
 
 
 def _compiled(cache: Path, key: str, purpose: str, compile_into: Callable[[Path, Path], None]) -> Path:
-    """Return the cached folder of libraries for a key and the current sources.
+    """Return the cached folder for a key and the current sources, or create it with `compile_into`.
 
-    The libraries are compiled if the folder is missing.
+    A cached folder whose files were changed is replaced. `purpose` completes the message that is printed
+    before compiling. Raises EmulatorError if the cache cannot be written.
     """
     folder = cache / _digest(key)
     try:

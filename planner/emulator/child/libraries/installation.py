@@ -50,7 +50,10 @@ class Installation:
         )
 
     def key(self) -> str:
-        """Return a digest of torch's folder and the versions of torch, triton and NVIDIA packages."""
+        """Return a digest of torch's folder and of the versions of the installed packages.
+
+        The packages are torch, torchvision, triton and NVIDIA's packages.
+        """
         names = sorted(
             path.name
             for folder in {self.torch.parent, *(include.parents[2] for include in self.includes)}

@@ -53,7 +53,7 @@ class Prototype:
 
     @property
     def head(self) -> str:
-        """Return the head of the function's definition in C."""
+        """Return the C signature of the function, as its definition begins."""
         listed = ", ".join(one.text for one in self.parameters) or "void"
         return f"{self.result} {self.name}({listed})"
 

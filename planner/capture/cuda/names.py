@@ -21,18 +21,18 @@ class Names:
 
     def __init__(self, replacements: Iterable[Replacement]) -> None:
         shared: dict[tuple[int, int], Any] = {}  # torch compares some functions by identity
-        self._replacements = [
-            (holder, name, shared.setdefault((id(new), id(plain)), beside_other_threads(new, plain)))
-            for holder, name, new in replacements
-            for plain in (getattr(holder, name),)
-        ]
+        self._before: list[Any] = []  # the original values while the names are replaced
+        self._replacements = []
+        for holder, name, new in replacements:
+            plain = getattr(holder, name)
+            chosen = beside_other_threads(new, plain, lambda: bool(self._before))
+            self._replacements.append((holder, name, shared.setdefault((id(new), id(plain)), chosen)))
         made = {id(getattr(holder, name)): new for holder, name, new in self._replacements if callable(new)}
         for module in modules_of_users():
             for name, value in list(vars(module).items()):
                 if id(value) in made:
                     self._replacements.append((module, name, made[id(value)]))
         self._replacements.append((torch.jit, "script", self._scripting(torch.jit.script)))
-        self._before: list[Any] = []
 
     def replace(self) -> None:
         """Set the new values of all names."""
@@ -47,6 +47,7 @@ class Names:
                 setattr(holder, name, before)
             elif vars(holder).get(name) is new:
                 delattr(holder, name)
+        self._before = []
 
     def _scripting(self, script: Callable[..., Any]) -> Callable[..., Any]:
         """Return a version of `torch.jit.script` that restores torch's names during its calls.

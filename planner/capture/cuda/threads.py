@@ -12,25 +12,30 @@ from types import FrameType
 from typing import Any
 
 
-def beside_other_threads(new: Any, plain: Any) -> Any:
+def beside_other_threads(new: Any, plain: Any, is_replaced: Callable[[], bool] | None = None) -> Any:
     """Return a version of `new` that behaves as `plain` in other running threads.
 
-    Threads that a model starts later belong to the plan and see `new`. If no other thread runs, or if `new`
-    is not a function, method or property, `new` itself is returned.
+    It also behaves as `plain` if `is_replaced` returns False: a module that is imported during a plan may
+    bind it. Threads that a model starts later belong to the plan and see `new`. If no other thread runs and
+    `is_replaced` is not given, or if `new` is not a function, method or property, `new` itself is returned.
     """
     bystanders = frozenset(one.ident for one in all_threads()) - {get_ident()}
-    if not bystanders:
+    if not bystanders and is_replaced is None:
         return new
     if isinstance(new, staticmethod):
-        return staticmethod(beside_other_threads(new.__func__, plain))
+        return staticmethod(beside_other_threads(new.__func__, plain, is_replaced))
     if isinstance(new, classmethod):
-        return classmethod(beside_other_threads(new.__func__, plain.__func__))
+        return classmethod(beside_other_threads(new.__func__, plain.__func__, is_replaced))
+
+    def is_for_plan() -> bool:
+        return get_ident() not in bystanders and (is_replaced is None or is_replaced())
+
     if isinstance(new, property):
-        return property(lambda held: (plain if get_ident() in bystanders else new).__get__(held))
+        return property(lambda held: (new if is_for_plan() else plain).__get__(held))
     is_function = callable(new) and (isroutine(new) or isinstance(new, functools.partial))
     if not is_function or isinstance(plain, type) or not callable(plain):
         return new
-    return _choosing(new, plain, bystanders)
+    return _choosing(new, plain, is_for_plan)
 
 
 def do_nothing(*_: Any) -> None:
@@ -48,9 +53,9 @@ def caller_frame(depth: int = 1) -> FrameType:
     return frame
 
 
-def _choosing(new: Any, plain: Any, bystanders: frozenset[int | None]) -> Callable[..., Any]:
+def _choosing(new: Any, plain: Any, is_for_plan: Callable[[], bool]) -> Callable[..., Any]:
     @functools.wraps(new)
     def choose(*args: Any, **kwargs: Any) -> Any:
-        return (plain if get_ident() in bystanders else new)(*args, **kwargs)
+        return (new if is_for_plan() else plain)(*args, **kwargs)
 
     return choose

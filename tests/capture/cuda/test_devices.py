@@ -1,5 +1,6 @@
 """Users' files that name the GPU are traced as if it were there."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -320,6 +321,38 @@ def test_everything_is_as_it_was_afterwards(tmp_path: Path) -> None:
         trace_file(tmp_path, 'def more(self, x):\n    raise ValueError("stop")')
     assert [dict(vars(holder)) for holder in holders] == before
     assert not torch.cuda.is_available()
+
+
+def test_names_that_a_module_imports_during_a_plan_are_plain_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Functions and classes that the module bound, and `torch.jit.script`, then act as in any process."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "imported_late", raising=False)
+    (tmp_path / "imported_late.py").write_text(
+        "from torch import ones\n"
+        "from torch.cuda import Stream, empty_cache, is_available, memory_allocated, synchronize\n"
+        "from torch.jit import script\n"
+    )
+    trace_file(
+        tmp_path,
+        "def more(self, x):\n    import imported_late as late\n    return late.ones(8, device=GPU) + x",
+    )
+    names = sys.modules.pop("imported_late")
+    query = torch.cuda.memory_allocated
+    names.script(_doubled)
+    assert not (names.is_available() or torch.cuda.is_available())
+    assert torch.cuda.memory_allocated is query
+    names.empty_cache()
+    assert names.memory_allocated() == 0
+    assert names.ones(3, device="meta").is_meta
+    for unavailable in (names.synchronize, names.Stream):
+        with pytest.raises((AssertionError, RuntimeError)):
+            unavailable()
+
+
+def _doubled(x: Tensor) -> Tensor:
+    return x + x
 
 
 def test_isolated_models_have_the_gpu_too(tmp_path: Path) -> None:

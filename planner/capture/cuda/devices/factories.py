@@ -65,8 +65,6 @@ def making(plain: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(plain)
     def make(*args: Any, **kwargs: Any) -> Any:
-        if not opened:  # an import during a capture bound this function
-            return plain(*args, **kwargs)
         if args and isinstance(args[0], list | tuple) and plain.__name__ in ("tensor", "as_tensor"):
             args = (_with_numbers(args[0]), *args[1:])
         device = kwargs.get("device")

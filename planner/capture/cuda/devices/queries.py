@@ -8,7 +8,7 @@ import copy
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from types import FrameType, SimpleNamespace
+from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -166,9 +166,9 @@ def replacements(
         **dict.fromkeys(("Event", "device", "device_of"), lambda *_, **__: Handle()),
         **{"Stream": make, "ExternalStream": lambda *_, **__: make(), "StreamContext": of_streams["stream"]},
     }
-    yield torch, "Stream", _type_for_users(torch.Stream, make)
+    yield torch, "Stream", _type_for_users(torch, "Stream", make)
     for name, construct in of_types.items():
-        yield torch.cuda, name, _type_for_users(getattr(torch.cuda, name), construct)
+        yield torch.cuda, name, _type_for_users(torch.cuda, name, construct)
     accelerator = _for_users(torch.accelerator.current_accelerator, _always(torch.device("cuda")))
     yield torch.accelerator, "current_accelerator", accelerator
     for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
@@ -243,19 +243,21 @@ def _for_users(
     return query
 
 
-def _type_for_users(plain: type, construct: Callable[..., Any]) -> type:
-    """Return a class that replaces `plain` in user code.
+def _type_for_users(holder: ModuleType, name: str, construct: Callable[..., Any]) -> type:
+    """Return a class that replaces the class `name` of a module in user code.
 
-    The class calls `construct` to make its instances. Instances of `plain` and `Handle` count as instances of
-    the class. Libraries that cache answers get instances of `plain`.
+    The class calls `construct` to make its instances. Instances of the replaced class and `Handle` count as
+    its instances. Libraries that cache answers get instances of the replaced class.
     """
+    plain = getattr(holder, name)
 
     class _Type(type):
         def __instancecheck__(cls, instance: object) -> bool:
             return isinstance(instance, (plain, Handle))
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-            if caches_answers(caller_frame()):
+            is_replaced = getattr(holder, name) is not plain  # else a module keeps the class after a plan
+            if not is_replaced or caches_answers(caller_frame()):
                 return plain(*args, **kwargs)
             return construct(*args, **kwargs)
 

@@ -34,7 +34,8 @@ class ContextSize(NamedTuple):
 def stacks_mib(capability: tuple[int, int], sm_count: int) -> float:
     """Return the size in MiB of the stacks of all threads that a GPU holds at once.
 
-    >>> stacks_mib((8, 6), 28), stacks_mib((9, 0), 132) (42.0, 264.0)
+    >>> stacks_mib((8, 6), 28), stacks_mib((9, 0), 132)
+    (42.0, 264.0)
     """
     return sm_count * threads_per_sm(capability) * STACK_KIB / 1024
 

@@ -24,7 +24,8 @@ def parse_torch_option(text: str) -> str:
     It is "" for the newest known version. Raises UsageError for a text that is not a version, and for
     versions older than `OLDEST_TORCH`.
 
-    >>> parse_torch_option("2.6.0+cu124"), parse_torch_option("2.13.0") ('2.6', '')
+    >>> parse_torch_option("2.6.0+cu124"), parse_torch_option("2.13.0")
+    ('2.6', '')
     """
     if not text:
         return ""
@@ -44,7 +45,8 @@ def torch_version_of(text: str) -> TorchVersion:
 
     Any other text gives the newest known version.
 
-    >>> torch_version_of("2.6.0+cu124"), torch_version_of("") ((2, 6), (2, 13))
+    >>> torch_version_of("2.6.0+cu124"), torch_version_of("")
+    ((2, 6), (2, 13))
     """
     match = re.match(r"(\d+)\.(\d+)", text)
     return NEWEST_TORCH if match is None else (int(match[1]), int(match[2]))

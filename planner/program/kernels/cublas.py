@@ -45,7 +45,8 @@ def lt_workspace(torch: TorchVersion) -> LtWorkspace:
 
     It is `LT_BYTES`, unless shared.
 
-    >>> [lt_workspace(version).name for version in ((2, 8), (2, 9), (2, 12))] ['OF_CALL', 'KEPT', 'SHARED']
+    >>> [lt_workspace(version).name for version in ((2, 8), (2, 9), (2, 12))]
+    ['OF_CALL', 'KEPT', 'SHARED']
     """
     if torch >= _LT_SHARED_SINCE:
         return LtWorkspace.SHARED
@@ -58,8 +59,8 @@ def workspace_bytes(capability: tuple[int, int], config: str = "", torch: TorchV
     `config` is the value of CUBLAS_WORKSPACE_CONFIG, "" if it is not set. Raises UsageError for a value that
     torch would not understand.
 
-    >>> workspace_bytes((8, 6)), workspace_bytes((9, 0)), workspace_bytes((9, 0), ":16:8") (8519680, 33554432,
-    131072)
+    >>> workspace_bytes((8, 6)), workspace_bytes((9, 0)), workspace_bytes((9, 0), ":16:8")
+    (8519680, 33554432, 131072)
     """
     if config:
         return parse_workspace_config(config)

@@ -184,6 +184,32 @@ def parse_alloc_conf(text: str, defaults: AllocatorConfig = AllocatorConfig()) -
     return config
 
 
+def format_alloc_conf(config: AllocatorConfig) -> str:
+    """Return the value of PYTORCH_ALLOC_CONF that gives a configuration.
+
+    Options that have their defaults are left out.
+
+    >>> format_alloc_conf(AllocatorConfig(max_split_bytes=128 * MIB, expandable_segments=True))
+    'max_split_size_mb:128,expandable_segments:True'
+    """
+    options = {"large_segment_size_mb": "large_segment_bytes"}
+    options |= {name: field for name, (field, _) in _OPTIONS.items() if field}
+    given = parse_alloc_conf("")
+    texts = []
+    for name, field in options.items():
+        value = getattr(config, field)
+        if value != getattr(given, field):
+            texts.append(f"{name}:{_option_text(field, value)}")
+            given = parse_alloc_conf(",".join(texts))  # one option is the default of another
+    return ",".join(texts)
+
+
+def _option_text(field: str, value: Any) -> str:
+    if isinstance(value, tuple):
+        return "[" + ",".join(f"{1 << number}:{divisions}" for number, divisions in enumerate(value)) + "]"
+    return str(value // MIB) if field.endswith("_bytes") else str(value)
+
+
 _OPTION = re.compile(r"([^,:\[\]]+):(\[[^\[\]]*\]|[^,:\[\]]+)(?:,|$)")
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.allocator.config import MIB, AllocatorConfig, parse_alloc_conf
+from planner.allocator.config import MIB, AllocatorConfig, format_alloc_conf, parse_alloc_conf
 from planner.errors import UsageError
 
 
@@ -63,6 +63,7 @@ from planner.errors import UsageError
 def test_configurations_that_are_understood(text: str, config: AllocatorConfig) -> None:
     """Each text gives this configuration; torch 2.13's own parser gives the same figures."""
     assert parse_alloc_conf(text) == config
+    assert parse_alloc_conf(format_alloc_conf(config)) == config
 
 
 @pytest.mark.parametrize(

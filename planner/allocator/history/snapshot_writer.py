@@ -16,7 +16,7 @@ from msgspec import Struct
 from planner._support.atomic_write import save
 from planner.allocator.blocks import Block, SegmentEvent, SegmentState
 from planner.allocator.caching_allocator import CachingAllocator
-from planner.allocator.config import MemoryLimits
+from planner.allocator.config import MemoryLimits, format_alloc_conf
 from planner.allocator.replay import replay_trace
 from planner.program import Alloc, Category, Event, Phase, PhaseStart, Trace
 
@@ -191,7 +191,7 @@ def _segment(segment: SegmentState, live: dict[int, _Live], limits: MemoryLimits
 def _settings(limits: MemoryLimits) -> dict[str, Any]:
     config = limits.config
     return {
-        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True" if config.expandable_segments else "",
+        "PYTORCH_CUDA_ALLOC_CONF": format_alloc_conf(config),
         "max_split_size": -1 if config.max_split_bytes is None else config.max_split_bytes,
         "garbage_collection_threshold": config.garbage_collection_threshold,
         "expandable_segments": config.expandable_segments,

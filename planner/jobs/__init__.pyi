@@ -34,6 +34,7 @@ from .parse import (
 )
 from .conflicts import check_requirements as check_requirements
 from .resolve import (
+    default_impl as default_impl,
     check_evaluated as check_evaluated, complete_job as complete_job,
     defaults_of_code as defaults_of_code, evaluated_job as evaluated_job,
     is_completed_by_library as is_completed_by_library, merge_job as merge_job,

@@ -25,6 +25,7 @@ from planner.jobs import (
     Precision,
     Quantize,
     ZeroGrad,
+    default_impl,
     split_model,
     trains_itself,
 )
@@ -159,14 +160,27 @@ def _of_optimizer(job: Job) -> Iterator[Change]:
         )
     if job.loop.optimizer in (Optimizer.ADAM, Optimizer.ADAMW):
         cost = "another optimizer with almost no state: learning rates have to be found anew"
-        fields: dict[str, Any] = {"optimizer": Optimizer.ADAFACTOR}
-        if job.loop.optimizer_impl is OptimizerImpl.FUSED:
-            fields["optimizer_impl"] = OptimizerImpl.FOREACH
-        yield change_fields("--optimizer adafactor", cost, 5, OPTIMIZERS, **fields)
+        yield _of_other_optimizer(job, Optimizer.ADAFACTOR, cost, 5)
         if installed_version("bitsandbytes"):
             name = f"bitsandbytes.optim.{'AdamW' if job.loop.optimizer is Optimizer.ADAMW else 'Adam'}8bit"
             cost = "the optimizer's state in 8 bits: check the results"
-            yield change_fields(f"--optimizer {name}", cost, 4, OPTIMIZERS, **{**fields, "optimizer": name})
+            yield _of_other_optimizer(job, name, cost, 4)
+
+
+def _of_other_optimizer(job: Job, optimizer: Optimizer | str, cost: str, rank: int) -> Change:
+    """Return the change to another optimizer, as the options in its name make it.
+
+    The arguments of the job's optimizer are dropped. The implementation is the default of the other optimizer
+    if the job has a default or a fused implementation.
+    """
+    name, implementation = f"--optimizer {optimizer}", job.loop.optimizer_impl
+    other = default_impl(optimizer)
+    if implementation is OptimizerImpl.FUSED:
+        name += f" --optimizer-impl {other}"
+    if implementation is OptimizerImpl.FUSED or implementation is default_impl(job.loop.optimizer):
+        implementation = other
+    fields: dict[str, Any] = {"optimizer_args": (), "optimizer_impl": implementation}
+    return change_fields(name, cost, rank, OPTIMIZERS, optimizer=optimizer, **fields)
 
 
 def _of_adaptation(job: Job) -> Iterator[Change]:

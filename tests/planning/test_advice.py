@@ -110,7 +110,10 @@ def test_what_fits_needs_no_change() -> None:
 
 
 def test_changes_to_the_step_are_tried_if_it_can_matter() -> None:
-    """If a step takes 90 MiB beside 80 of weights and state, other steps and optimizers are traced."""
+    """If a step takes 90 MiB beside 80 of weights and state, other steps and optimizers are traced.
+
+    Adafactor is traced with its default implementation, for-loop.
+    """
 
     def stepping(training: TrainingConfig) -> TracerFactory:
         job = training.job
@@ -130,7 +133,7 @@ def test_changes_to_the_step_are_tried_if_it_can_matter() -> None:
     advice = advise(RECIPE, card(100), stepping)
     saved = {attempt.changes[0].name: 170 - attempt.needed_bytes // MIB for attempt in advice.singles}
     assert saved["--optimizer-impl fused"] == 80
-    assert saved["--optimizer adafactor"] == 40
+    assert saved["--optimizer adafactor"] == 120
     assert advice.failed == ()
 
 

@@ -184,7 +184,7 @@ def _batch(entry: Entry, parts: Mapping[str, Entry], catalogue: Mapping[str, Cat
     if "batch" in parts:
         return read_count(parts["batch"], LARGEST_BATCH)
     known = catalogue.get(parts["model"].text())
-    if known is None or known.batch is None:
+    if known is None:
         raise entry.broken("missing batch, such as batch = 32")
     return known.batch
 

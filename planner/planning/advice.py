@@ -19,7 +19,6 @@ from planner.errors import ModelError, UsageError
 from planner.hardware import Budget, judge_budget, with_config
 from planner.jobs import Job
 from planner.planning.changes import (
-    IMPLEMENTATIONS,
     OPTIMIZERS,
     SMALLER_BATCHES,
     Change,
@@ -134,8 +133,8 @@ def advise(
     for change in changes_for(training, budget.device.capability):
         if change.is_slow and is_deep:
             failed[(change,)] = "trying it takes long with so many operators; planner estimate plans it"
-        elif change.group in ruled_out:
-            failed[(change,)] = ruled_out[change.group]
+        elif change.group == OPTIMIZERS and (reason := ruled_out[_keeps_optimizer(change, training)]):
+            failed[(change,)] = reason
         elif not _is_too_much(change, unchanged, singles):
             attempt = try_changes((change,))
             singles += [] if attempt is None else [attempt]
@@ -150,16 +149,23 @@ def advise(
     )
 
 
-def _rule_out(unchanged: Attempt, limit_bytes: int | None) -> dict[str, str]:
-    """Return the groups of optimizer changes that save little memory, each with a reason."""
-    needed_bytes, reasons = unchanged.needed_bytes, {}
+def _keeps_optimizer(change: Change, training: TrainingConfig) -> bool:
+    return change.apply(training).job.loop.optimizer == training.job.loop.optimizer
+
+
+def _rule_out(unchanged: Attempt, limit_bytes: int | None) -> dict[bool, str]:
+    """Return why optimizer changes are not tried since they save little memory, or "" if they are tried.
+
+    The key is whether a change keeps the optimizer, and with it the state.
+    """
+    needed_bytes, reasons = unchanged.needed_bytes, {True: "", False: ""}
     missing_bytes = needed_bytes if unchanged.fits or limit_bytes is None else needed_bytes - limit_bytes
-    for group, replaces_state in ((OPTIMIZERS, True), (IMPLEMENTATIONS, False)):
-        others = _outside_updates(unchanged.trace.events, replaces_state)
+    for keeps_optimizer in reasons:
+        others = _outside_updates(unchanged.trace.events, without_state=not keeps_optimizer)
         most_bytes = needed_bytes - live_bytes_bound(others)(unchanged.trace.batch)
         if most_bytes < LITTLE_SHARE * missing_bytes:
             saved = f"no more than {most_bytes / RESOLUTION_BYTES:,.0f} MiB are saved"
-            reasons[group] = f"{saved}, since memory peaks outside of the optimizer's step"
+            reasons[keeps_optimizer] = f"{saved}, since memory peaks outside of the optimizer's step"
     return reasons
 
 

@@ -32,8 +32,7 @@ from planner.jobs import (
 
 SMALLER_BATCHES = "accumulation"  # the group that shrinks what other changes leave by the same share
 ACCUMULATIONS = (2, 4, 8, 16, 32, 64)
-OPTIMIZERS = "optimizer"  # the group of changes that replace the optimizer and its state
-IMPLEMENTATIONS = "implementation"  # the group of changes to how the optimizer takes its step
+OPTIMIZERS = "optimizer"  # the group of changes to the optimizer or its implementation
 
 
 class TrainingConfig(Struct, frozen=True):
@@ -151,13 +150,11 @@ def _of_optimizer(job: Job) -> Iterator[Change]:
     if job.loop.optimizer_impl is OptimizerImpl.FOREACH and job.loop.optimizer in FUSED_OPTIMIZERS:
         cost = "nothing: one kernel for all parameters, usually a little faster"
         implementation = OptimizerImpl.FUSED
-        yield change_fields("--optimizer-impl fused", cost, 0, IMPLEMENTATIONS, optimizer_impl=implementation)
+        yield change_fields("--optimizer-impl fused", cost, 0, OPTIMIZERS, optimizer_impl=implementation)
     if job.loop.optimizer_impl is OptimizerImpl.FOREACH:
         cost = "slower steps where the parameters are many and small"
         implementation = OptimizerImpl.FOR_LOOP
-        yield change_fields(
-            "--optimizer-impl for-loop", cost, 1, IMPLEMENTATIONS, optimizer_impl=implementation
-        )
+        yield change_fields("--optimizer-impl for-loop", cost, 1, OPTIMIZERS, optimizer_impl=implementation)
     if job.loop.optimizer in (Optimizer.ADAM, Optimizer.ADAMW):
         cost = "another optimizer with almost no state: learning rates have to be found anew"
         yield _of_other_optimizer(job, Optimizer.ADAFACTOR, cost, 5)

@@ -44,7 +44,11 @@ _Row = TypeVar("_Row", TensorProvenance, ConvWorkspace)
 
 
 def last_batch_size(job: Job, batch: int) -> int:
-    """Return the size of an epoch's last batch, or 0 if it is a full batch."""
+    """Return the size of an epoch's smaller last batch, or 0 if there is none.
+
+    There is none if the last batch is full, if the size of the epoch is unknown, or if a full batch has more
+    samples than the epoch.
+    """
     return job.samples.dataset_size % batch if 0 < batch <= job.samples.dataset_size else 0
 
 
@@ -106,10 +110,10 @@ class EpochPrograms(Struct, frozen=True):
         return with_last_batch(self.job, batch, lambda size: self.programs.trace(size, target))
 
     def key(self, batch: int, target: Target) -> Hashable:
-        """Return a key that is equal for equal traces, or None if there is no key.
+        """Return a key that is equal on two targets if and only if their traces are equal, or None.
 
-        The key is made of the keys of the full and the last batch size. There is none if either batch size
-        has no key, or if the model fails at the smaller batch size.
+        The key is made of the keys of the full and the last batch size. It is None if either batch size has
+        no key, or if the model fails at the smaller batch size.
         """
         full, last = self.programs.key(batch, target), last_batch_size(self.job, batch)
         if not last:
@@ -121,9 +125,9 @@ class EpochPrograms(Struct, frozen=True):
         return None if full is None or smaller is None else (full, smaller)
 
     def bound(self, target: Target) -> LowerBound | None:
-        """Return a lower bound of the memory, or None if no bound exists.
+        """Return a lower bound of the memory as a function of the full batch size, or None.
 
-        The bound is a function of the full batch size.
+        It is None if no bound exists. The smaller last batch is not counted.
         """
         return self.programs.bound(target)
 
@@ -137,10 +141,10 @@ def _noted(trace: Trace, note: str) -> Trace:
 
 
 def _orders(job: Job, full_batches: int) -> Iterator[_Order]:
-    """Yield orders of traced steps that stand for an epoch.
+    """Yield candidate sequences of traced steps that represent an epoch, the preferred first.
 
-    The start of the next epoch is included. The last order repeats no step. Nothing is yielded if the trace
-    has too few steps.
+    Each ends with the step of the smaller batch and the first step of the next epoch. If the trace has at
+    least three steps, the last sequence repeats no step. Nothing is yielded if the trace has too few steps.
     """
     # The evaluation comes before the last traced step, and the last forward pass saves tensors for a backward
     # pass: such a step is played once, at the end.

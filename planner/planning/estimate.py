@@ -37,7 +37,7 @@ from planner.program import Category, Growth, Outcome, Trace, find_growth
 
 
 class Answer(StrEnum):
-    """Grades of whether a batch fits, by the probability that the batch runs out of memory."""
+    """The answer to whether a batch fits, graded by the probability of running out of memory."""
 
     FITS = "fits"  # fits at the confidence
     LIKELY = "likely_fits"  # more likely fits than not, but does not fit at the confidence
@@ -159,10 +159,10 @@ def estimate_batch(job: Job, trace: Trace, budget: Budget, trace_seconds: float 
 
 
 def _replays_in_rooms(budget: Budget, trace: Trace, expected: Replay) -> list[tuple[MemoryLimits, Replay]]:
-    """Return the replays of a trace under the memory limits of a budget.
+    """Return the replays of a trace under the memory limits of a budget, each with its limits.
 
-    The limit at the budget's confidence comes first. If the trace fits
-    under it without retries, no other limit is tried. `expected` is the replay under the likeliest limit.
+    The limit at the budget's confidence comes first. If the trace fits under it without retries, no other
+    limit is tried. `expected` is the replay under the likeliest limit.
     """
     likely, room_bytes = budget.likely_limits, max_reserved_bytes(budget.limits)
     is_undisturbed = expected.outcome is Outcome.FITS and is_limit_independent(likely)
@@ -177,7 +177,7 @@ def _replays_in_rooms(budget: Budget, trace: Trace, expected: Replay) -> list[tu
 
 
 def _answer(budget: Budget, chance: float | None, failed: Replay | None, expected: Replay) -> Answer | None:
-    """Return the answer for a batch, or None if nothing bounds its memory.
+    """Return the answer for a batch, or None if the budget has no memory limit.
 
     `chance` is the probability of running out of memory, None if it is unknown. `failed` is a failing replay
     under a limit of the budget, `expected` the replay under the likeliest limit.
@@ -193,5 +193,8 @@ def _answer(budget: Budget, chance: float | None, failed: Replay | None, expecte
 
 
 def unlimited(limits: MemoryLimits) -> MemoryLimits:
-    """Return limits of unlimited memory with the same configuration, but without a memory fraction."""
+    """Return limits for replays in unlimited memory, with the allocator configuration of `limits`.
+
+    The configuration's memory fraction is set to 1.
+    """
     return replace(UNLIMITED, config=replace(limits.config, per_process_memory_fraction=1.0))

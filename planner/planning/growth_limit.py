@@ -22,10 +22,11 @@ class StepLimit(Struct, frozen=True):
 
 
 def find_step_limit(trace: Trace, limits: MemoryLimits, growth: Growth, peak_bytes: int) -> StepLimit | None:
-    """Return the number of steps that fit, or None if every step of the loop fits.
+    """Return the number of steps that fit, or None if all steps fit.
 
-    `peak_bytes` is the reserved peak of the traced steps. The number is extrapolated from the growth of a
-    step if the traced steps do not repeat, or if the steps that fit are too many to replay.
+    All steps fit if memory has no limit, or if growth ends before the limit is reached. `peak_bytes` is the
+    reserved peak of the traced steps. The number is extrapolated from the growth of a step if the traced
+    steps do not repeat, or if the steps that fit are too many to replay.
     """
     room = max_reserved_bytes(limits)
     if room is None:

@@ -119,7 +119,10 @@ def _resuming_of(job: Job) -> Callable[[Trace], Iterable[Event]] | None:
 
 
 def _resume_whole(trace: Trace) -> Iterable[Event]:
-    """Return the events of loading the checkpoint saved at the end of a trace."""
+    """Return the events of loading the checkpoint saved at the end of a trace.
+
+    If weights are loaded onto the CPU, only the optimizer state is loaded onto the GPU.
+    """
     is_state = Fact.WEIGHTS_FROM_HOST in trace.facts
     return _load(_states(trace) if is_state else saved_blocks(trace))
 
@@ -127,7 +130,8 @@ def _resume_whole(trace: Trace) -> Iterable[Event]:
 def _resume_trained(trace: Trace) -> Iterable[Event]:
     """Return the events of loading the trained weights and the optimizer state.
 
-    Trained weights are as large as their gradients.
+    Trained weights are as large as their gradients. If weights are loaded onto the CPU, only the optimizer
+    state is loaded onto the GPU.
     """
     begin, _ = _first_update(trace)
     weights = _alive(trace.events[:begin], (Category.GRADIENT,))
@@ -144,7 +148,7 @@ def _resume_zero(trace: Trace) -> Iterable[Event]:
 
 
 def _resume_shards(trace: Trace) -> Iterable[Event]:
-    """Return the events of an optimizer step with gradients of zeros.
+    """Return the events of an optimizer step with zero gradients.
 
     The step allocates the optimizer state. FSDP2's own gradients are parts of one block for each group of
     parameters. The zero gradients have one block for each parameter, until the blocks have as many bytes as

@@ -29,7 +29,7 @@ Factory = Callable[[], object]  # returns an nn.Module
 
 
 class CaptureMode(Enum):
-    """The way in which traces are captured."""
+    """The way to capture the traces of a job: from a shared program, or by a run for each trace."""
 
     SHARED = "shared"  # a program of the job gives as many traces as it can
     RUNS = "runs"  # each trace is captured by its own run of the model
@@ -95,7 +95,7 @@ def open_traces(
 
 
 class _RunBuilder(Struct, frozen=True):
-    """A builder that runs the model anew at each batch size. It has no program for all batch sizes."""
+    """A builder that runs the model for each batch size. It has no program for all batch sizes."""
 
     trace: Callable[[int, Target], Trace]  # of a batch size on a GPU
 
@@ -112,10 +112,10 @@ class _RunBuilder(Struct, frozen=True):
 
 
 def complete_from_library(job: Job, stores: Sequence[ProgramStore] = ()) -> Job:
-    """Return the job completed with the inputs that the model's library knows.
+    """Return the job with the inputs that the model's library implies.
 
-    The job is returned unchanged if the library knows no inputs. The library is imported only if no store has
-    the job. Raises UsageError or ModelError.
+    The job is returned unchanged if the library implies no inputs. The library is imported only if no store
+    has the job. Raises UsageError or ModelError.
     """
     return complete_cached(job, stores, _completed) if is_completed_by_library(job) else job
 

@@ -40,7 +40,7 @@ def ranks_beside(job: Job, trace: Trace) -> tuple[int, ...]:
 
 
 def is_worse(one: Estimate, other: Estimate) -> bool:
-    """Return whether `one` is worse than `other`.
+    """Return whether `one` has a worse outcome, or at an equal outcome a larger peak, than `other`.
 
     Outcomes are compared first, then process memory, then allocated peaks.
     """

@@ -47,7 +47,7 @@ _LONGEST = 2**31
 
 
 class ServingSettings(Struct, frozen=True):
-    """The settings of a server, under vLLM's names. The defaults are those of its API server."""
+    """The settings of a server, under vLLM's names. The defaults are from its API server."""
 
     gpu_memory_utilization: float = 0.92
     block_size: int = 16  # tokens
@@ -57,7 +57,7 @@ class ServingSettings(Struct, frozen=True):
     kv_cache_dtype: str = "auto"
 
     def check(self) -> "ServingSettings":
-        """Return the settings unchanged. Raises UsageError if a setting is invalid."""
+        """Check the settings and return them. Raises UsageError if a setting is invalid."""
         if not 0 < self.gpu_memory_utilization <= 1:
             share = self.gpu_memory_utilization
             raise UsageError(f"--gpu-memory-utilization: {share} is refused; use a share from 0 to 1")
@@ -128,9 +128,9 @@ class ServingPlan(Struct, frozen=True):
 
     @property
     def tokens(self) -> int:
-        """Return the number of tokens that the blocks hold beyond one sequence's states.
+        """Return the number of tokens whose keys and values fit in the cache's blocks.
 
-        It is 0 for a model without keys.
+        The blocks of one sequence's states are subtracted first. It is 0 for a model without keys.
         """
         groups = self.groups.full + self.groups.sliding
         return max(0, self.blocks - self.groups.states) // groups * self.settings.block_size if groups else 0
@@ -176,9 +176,9 @@ def plan_serving(
 def group_layers(model: "ServedModel") -> CacheGroups:
     """Return the KV-cache groups into which vLLM divides a model's layers.
 
-    Source: kv_cache_utils.py, _get_kv_cache_groups_uniform_page_size.
     If some layers have a window or a state, a group has as many layers as the rarest kind of layer, or as the
-    most frequent kind if it has fewer than 1.5 times as many.
+    most frequent kind if it has fewer than 1.5 times as many. Source: kv_cache_utils.py,
+    _get_kv_cache_groups_uniform_page_size.
     """
     sliding, states = model.sliding_layers, model.state_layers
     full = model.layers - sliding

@@ -119,7 +119,7 @@ def express_ops(
 
 
 def evaluate(variant: GuardedOps, batch: int, sm_count: int) -> OpenKernelOps | None:
-    """Return a variant's operations at a batch size and number of SMs, or None."""
+    """Return a variant's operations at a batch size and number of SMs, or None if it is not valid."""
     if not variant.min_batch <= batch <= variant.max_batch:
         return None
     if not variant.ops and not variant.guards:
@@ -143,10 +143,10 @@ def first_matching(variants: Iterable[GuardedOps], batch: int, sm_count: int) ->
 
 
 def _values(nodes: Sequence[Node], batch: int, sm_count: int) -> list[int] | None:
-    """Return the value of each node, or None.
+    """Return the value of each node, or None if a node cannot be computed.
 
-    It is None if a node divides by zero or exceeds `_MOST_BITS` bits. Both can happen only with nodes that
-    were read from a file.
+    A node cannot be computed if it divides by zero or exceeds `_MOST_BITS` bits. Both can happen only with
+    nodes that were read from a file.
     """
     values: list[int] = []
     for operation, a, b in nodes:

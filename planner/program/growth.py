@@ -41,7 +41,7 @@ class Growth(Struct, frozen=True):
 
 
 def find_growth(trace: Trace) -> Growth | None:
-    """Return the memory that grows in every step, or None. It is None too if too few steps are traced."""
+    """Return the memory that grows in every step, or None if none grows or too few steps are traced."""
     ends = _held_at_ends(trace)
     if len(ends) < FEWEST_STEPS:
         return None

@@ -27,11 +27,11 @@ FIRST_LASTING = 2**40  # first number of joined blocks that outlive their piece;
 
 
 class NotJoinedError(Exception):
-    """The error of a piece that frees a variable held by no earlier piece."""
+    """Raised when a joined piece frees a variable that is not alive."""
 
 
 class Piece(Struct, frozen=True):
-    """The events of one batch, with those whose blocks outlive it. The latter are given by index."""
+    """The events of one batch, with the indices of events whose blocks span several batches."""
 
     trace: Trace
     lasting: tuple[tuple[int, Variable], ...]  # index and variable of each allocation that outlives the batch
@@ -54,7 +54,7 @@ class ProgramPiece(Struct, frozen=True):
 
 
 class _Segment(Struct, Generic[_Event], frozen=True):
-    """The events of one piece, before its variables are found."""
+    """The events of one piece whose blocks are not yet matched to variables."""
 
     step: int
     start: int  # index of its first event
@@ -90,7 +90,7 @@ def cut_program(program: Program) -> list[list[ProgramPiece]]:
 
 
 def is_periodic(steps: Sequence[Sequence[Piece]]) -> bool:
-    """Return whether the last two steps have equal requests and frees.
+    """Return whether the last two steps have equal requests, frees and phases.
 
     At least two steps must follow the set-up.
     """
@@ -105,19 +105,23 @@ def first_step(trace: Trace) -> Trace:
 
 
 class Joiner:
-    """A joiner of pieces into one run, which keeps the live blocks of all variables."""
+    """Joins pieces into one run, and tracks the live block of each variable."""
 
     def __init__(self, numbers: Iterator[int] | None = None) -> None:
-        """Begin a run before the set-up. `numbers` yields the numbers for the blocks of variables."""
+        """Create a joiner that has joined no piece.
+
+        The first piece to be joined is the set-up. `numbers` yields the numbers for the blocks of variables;
+        by default, they count from `FIRST_LASTING`.
+        """
         # Block by the index of the piece that allocated it, and its variable.
         self.live: dict[tuple[int, Variable], int] = {}
         self.index = -1  # index of the last joined piece
         self._numbers = count(FIRST_LASTING) if numbers is None else numbers
 
     def join(self, piece: Piece, step: int) -> Trace:
-        """Renumber a piece to continue the earlier pieces, and return its trace.
+        """Renumber the blocks of a piece to continue the earlier pieces, and return its trace.
 
-        It becomes step `step`. Raises NotJoinedError if the piece frees a variable that is not alive.
+        The piece becomes step `step`. Raises NotJoinedError if the piece frees a variable that is not alive.
         """
         self.index += 1
         events: list[Event] = [*piece.trace.events]

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 
 def pinned_bytes(sizes: Iterable[int]) -> int:
-    """Return the bytes that torch pins for blocks.
+    """Return the bytes of host memory that torch pins for blocks of the given sizes.
 
     Each size is rounded up to a power of two. Source: ATen/core/CachingHostAllocator.h, `allocate`.
 

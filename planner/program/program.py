@@ -97,7 +97,7 @@ class Variants:
 
 
 class WorkspaceRules(Protocol):
-    """The evaluator of the workspace rules, which needs torch."""
+    """An evaluator of workspace rules; implementations need torch."""
 
     def evaluate(self, signature: int, batch: int, target: Target) -> GuardedOps:
         """Return a variant for a signature that is valid at a batch size on a GPU."""
@@ -155,13 +155,16 @@ class Program:
         return None if workspaces is None else self.instantiate(batch, workspaces)
 
     def key(self, batch: int, target: Target) -> Hashable:
-        """Return a key that is equal only for equal traces, or None if `batch` is not covered."""
+        """Return a key of the trace at a batch size on a GPU, or None if `batch` is not covered.
+
+        At one batch size, keys are equal only for equal traces.
+        """
         workspaces = self.workspaces_at(batch, target)
         return None if workspaces is None else (self.structure, workspaces)
 
     @property
     def structure(self) -> int:
-        """Return a hash of the tensor events, the kernel calls and the unit."""
+        """Return a hash of the tensor events, the kernel calls and `unit`."""
         if self._structure is None:
             self._structure = hash((self.events, self.calls, self.unit))
         return self._structure

@@ -1,7 +1,4 @@
-"""The interfaces of sources of traces and programs.
-
-Planning uses them for stores and for captures.
-"""
+"""Protocols for sources of traces and programs. Planning uses them for stores and for captures."""
 
 from collections.abc import Callable, Hashable
 from typing import Protocol
@@ -26,13 +23,16 @@ class ProgramSet(Protocol):
         """Return the trace at a batch size. Raises UsageError or ModelError."""
 
     def key(self, batch: int, target: Target) -> Hashable:
-        """Return a key that is equal if and only if traces are, or None.
+        """Return a key of the trace at a batch size, or None if traces must be compared.
 
-        Without a key, traces must be compared.
+        At one batch size, two targets have equal keys if and only if their traces are equal.
         """
 
     def bound(self, target: Target) -> LowerBound | None:
-        """Return a lower bound of the tensors' memory by batch size, or None if no program gives one."""
+        """Return a function that computes a lower bound of the tensors' memory.
+
+        It maps a batch size to bytes. The result is None if no program gives a bound.
+        """
 
     def batch_sizes(self, target: Target) -> BatchSizes:
         """Return the batch sizes that a search may try. Raises the errors of a capture."""
@@ -42,13 +42,17 @@ class ProgramBuilder(Protocol):
     """A builder that captures programs of a job with torch."""
 
     def programs(self, target: Target) -> tuple[Program, ...]:
-        """Return the programs for the target.
+        """Return the programs for the target, or () if no program fits.
 
-        They are the program and, if made, a program of batch 1; () if no program fits.
+        The first program holds for a range of batch sizes. A second program, if made, is for batch size 1.
         """
 
     def run(self, batch: int, target: Target) -> Program:
-        """Capture one run, and return a program for its batch size only. Raises the errors of a capture."""
+        """Capture a run, and return a program that holds at its batch size.
+
+        The program holds for this batch size only, unless the run extends the range of the job's program; the
+        job's program is then returned. Raises the errors of a capture.
+        """
 
     def enumerate_variants(self, program: Program, target: Target) -> None:
         """Evaluate the workspace rules of a program at sample batch sizes.

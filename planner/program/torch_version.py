@@ -41,7 +41,7 @@ def parse_torch_option(text: str) -> str:
 
 
 def torch_version_of(text: str) -> TorchVersion:
-    """Return the numbers of a version such as "2.6.0+cu124".
+    """Return the pair (major, minor) of a version such as "2.6.0+cu124".
 
     Any other text gives the newest known version.
 

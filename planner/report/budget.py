@@ -65,9 +65,9 @@ def planned_torch(job: Job) -> str:
 
 
 def job_to_report(job: Job, budget: Budget) -> dict[str, Any]:
-    """Return the keys that most JSON objects start with.
+    """Return the JSON keys that describe a job and its GPU.
 
-    They are `schema`, `model`, `torch`, `job`, `device` and `confidence`.
+    Most reports start with them. They are `schema`, `model`, `torch`, `job`, `device` and `confidence`.
     """
     return {**planned_job(job), "device": device_to_json(budget), "confidence": budget.confidence}
 

@@ -1,7 +1,7 @@
-"""A cache folder with one file per trace.
+"""A cache folder with one file per entry: the programs of a job, or a completed job.
 
 Files are written atomically, and the least recently used files are deleted first. A file that is broken or
-does not match its name is reported and not used; the new trace overwrites it. If nothing can be written, the
+does not match its name is reported and not used; a new file overwrites it. If nothing can be written, the
 problem is reported once and is no error: the plan continues without the cache.
 """
 
@@ -29,7 +29,7 @@ Warn = Callable[[str], None]  # called with one line about a harmless problem
 
 
 class CacheStats(Struct, frozen=True):
-    """The number of cached traces, and their total size."""
+    """The number of entries in a cache, and their total size."""
 
     entries: int
     size_bytes: int
@@ -37,7 +37,7 @@ class CacheStats(Struct, frozen=True):
 
 @dataclass(slots=True)
 class CacheDirectory:
-    """A cache of traces in a folder."""
+    """A cache of programs and completed jobs in a folder."""
 
     folder: Path
     warn: Warn
@@ -106,7 +106,7 @@ class CacheDirectory:
     def clear(self) -> CacheStats:
         """Delete all entries, and return their number and size.
 
-        Unfinished files are deleted too. The unfinished files are not counted. Raises DataFileError.
+        Unfinished files are deleted too, but not counted. Raises DataFileError.
         """
         stats = self.stats()
         for path in (*(path for _, _, path in self._entries()), *self._partials()):

@@ -54,7 +54,7 @@ class SavedJob:
 
     @property
     def has_queries(self) -> bool:
-        """Return whether the file leaves convolution workspaces to a library."""
+        """Return whether a library must report some of the file's convolution workspaces."""
         return any(one.kernels.convolutions for one in self.file.programs)
 
     def trace(self, batch: int, target: Target) -> Trace:
@@ -84,7 +84,7 @@ class SavedJob:
         return self._bounds[program.structure]
 
     def batch_sizes(self, target: Target) -> BatchSizes:
-        """Return the batch sizes that the file's first program covers on the target.
+        """Return the batch sizes that a search may try, by the file's first program.
 
         They are the batch sizes for the file's GPU if the program has no variants for the target.
         """
@@ -112,10 +112,10 @@ class SavedJob:
     def _nearest(
         self, program: Program, batch: int, target: Target
     ) -> tuple[KernelWorkspaces, tuple[str, ...]]:
-        """Return the kernels' workspaces at the nearest covered batch sizes.
+        """Return the workspaces of each kernel at the nearest batch size that the file covers.
 
-        The second result is notes on the approximation. Raises UsageError if the file does not cover the
-        batch size.
+        The second result is notes on the approximation. Raises UsageError if the program holds for one batch
+        size only, if `batch` is not a multiple of its unit, or if no near batch size covers a kernel.
         """
         known = program.targets[target.capability]
         if known.min_batch == known.max_batch:
@@ -153,7 +153,7 @@ class SavedJob:
         return workspaces
 
     def _programs(self, target: Target) -> list[Program]:
-        """Return the programs for the target, else for the file's GPU.
+        """Return the programs for the target or, if there are none, for the file's GPU.
 
         Raises DataFileError if the file has no programs for either GPU, or if they are broken.
         """

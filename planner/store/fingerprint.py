@@ -116,7 +116,7 @@ def _libraries_of_tuning(job: Job) -> tuple[str, ...]:
 
 
 def _optimizer_digest(job: Job) -> str | None:
-    """Return what identifies an optimizer's code, or "" for PyTorch's optimizers.
+    """Return a digest or version of an optimizer's code, or "" for PyTorch's optimizers.
 
     It is the digest of the optimizer's file, or the version of its library. Returns None if the file has no
     digest, or the library is not installed.

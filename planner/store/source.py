@@ -32,7 +32,10 @@ from planner.store.store import ProgramStore
 
 @dataclass(slots=True)
 class ProgramSource:
-    """The traces of a job, from stores if possible. Traces that no store has are captured and stored."""
+    """A source of a job's traces, which reads programs from stores or captures them.
+
+    Captured programs are stored.
+    """
 
     job: Job
     stores: Sequence[ProgramStore]
@@ -88,7 +91,7 @@ class ProgramSource:
         return self._bounds[program.structure]
 
     def batch_sizes(self, target: Target) -> BatchSizes:
-        """Return the batch sizes that the job's program covers.
+        """Return the batch sizes that a search may try, by the job's program.
 
         They are all batch sizes if the job has no program.
         """
@@ -218,9 +221,10 @@ def note_on_torch(torch: str) -> str:
 
 
 def name_source(trace: Trace, convolutions: ConvWorkspaceQuery, target: Target) -> Trace:
-    """Return a copy of a trace that names its source of convolution workspaces.
+    """Return a copy of a trace with its source of convolution workspaces.
 
-    The copy also has the notes of the source.
+    The copy has the source's account and notes, and functions that return a convolution's workspaces and the
+    sizes requested after a refusal.
     """
     gpu = target.capability, target.sm_count
     account = convolutions.account(*gpu)

@@ -51,9 +51,10 @@ class ProgramStore(Protocol):
 
 
 def complete_cached(job: Job, stores: Sequence[ProgramStore], complete: Callable[[Job], Job]) -> Job:
-    """Return a job as its model's library completes it.
+    """Return the completed form of a job, from a store if possible, else from `complete`.
 
-    The result is read from a store if possible, else computed by `complete`.
+    A job that `complete` returns is stored. A stored job gets the options of `job` that do not change the
+    trace.
     """
     cached = next((cached for cached in (store.get_job(job) for store in stores) if cached is not None), None)
     if cached is not None:  # jobs that differ only in options irrelevant to the trace share a file

@@ -215,7 +215,7 @@ def _by_code(history: History, live: Iterable[HistoryEvent], older: Iterable[int
 def _by_category(
     history: History, live: Iterable[HistoryEvent], older: Sequence[int]
 ) -> tuple[tuple[Held, ...], tuple[str, ...]]:
-    """Return the blocks in use by category, and notes on what the categories mean.
+    """Return the blocks in use by category, and notes that explain the categories.
 
     Both are empty if no stack of functions was recorded.
     """
@@ -251,9 +251,9 @@ def _by_size(held: Held) -> tuple[int, str]:
 
 
 def _older(history: History, end: int) -> Iterator[int]:
-    """Yield the sizes of blocks in use from before the recording up to event `end`.
+    """Yield the sizes of blocks that precede the recording and are still in use at event `end`.
 
-    The recording ends before event `end`.
+    Event `end` itself is not applied.
     """
     freed = {event.address for event in history.events[:end] if event.action == "free_completed"}
     for state in history.start:
@@ -303,7 +303,7 @@ def _floors(levels: Sequence[int]) -> list[int]:
 def _falls(levels: Sequence[int], least: float) -> Iterator[tuple[int, int]]:
     """Yield the lowest level and the size of each fall.
 
-    A fall is at least `least`, and an equal rise follows it.
+    A fall is at least `least`, and a rise of at least `least` follows it.
     """
     high = low = levels[0]
     is_falling = False
@@ -352,7 +352,7 @@ def _by_growth(item: tuple[tuple[Site, Category | None], int]) -> tuple[int, str
 def _replays(
     trace: Trace, history: History, end: int, reserved: int, refused: int | None
 ) -> tuple[Help, ...]:
-    """Return whether each of `SETTINGS` helps to serve the requests.
+    """Return, for each of `SETTINGS`, whether the requests would have been served.
 
     The requests up to event `end` are replayed. The GPU had at least the reserved memory, plus the memory
     that was free if a request failed. It had less than `refused`, the level of reserved memory that it
@@ -391,7 +391,7 @@ def _replay(trace: Trace, history: History, setting: str, enough: int, most: int
 
 
 def _config(history: History, setting: str = "") -> AllocatorConfig:
-    """Return the allocator's configuration in a history.
+    """Return the allocator configuration of a history, with the options of `setting` applied.
 
     The options of `setting` override recorded options.
     """

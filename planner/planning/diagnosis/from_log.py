@@ -144,9 +144,10 @@ def _refused_despite_free(message: Message, free: int, asked: str) -> tuple[Caus
 
 
 def _is_missing_elsewhere(message: Message, requested: int) -> bool:
-    """Return whether memory outside of PyTorch would have sufficed for a request.
+    """Return whether free memory and memory in use outside of PyTorch would have served a request.
 
-    Memory of other processes counts too.
+    Memory of other processes counts too. Of the memory outside of this process, a CUDA context is subtracted.
+    Returns False if the message lacks the free bytes.
     """
     free, others, outside = message.figure("free"), message.other_bytes, message.outside_bytes
     if free is None:
@@ -203,7 +204,10 @@ def _shortage(message: Message, requested: int, allocated: int) -> str:
 
 
 def _help(message: Message, requested: int) -> tuple[Help, ...]:
-    """Return whether settings might have served the request; empty if unknown."""
+    """Return whether allocator settings might have served the request, or () if unknown.
+
+    It is unknown if the message lacks a figure or is of Apple's GPUs.
+    """
     left, expandable = message.left_bytes, "expandable_segments:True"
     if left is None or message.is_of_metal:
         return ()
@@ -266,9 +270,10 @@ def _notes(message: Message) -> tuple[str, ...]:
 
 
 def _place(frames: Sequence[Frame]) -> Place:
-    """Return the innermost line of the user's code, with a call.
+    """Return the innermost line of the user's code, and the function called there.
 
-    The call is made by that line or by the innermost frame.
+    The innermost frame's line names the function, or else the user's line; it is "backward" in a backward
+    pass. If no frame is of the user's code, the innermost frame counts. The result is empty without frames.
     """
     if not frames:
         return Place()

@@ -74,7 +74,7 @@ def diagnose_run(record: Mapping[str, Any]) -> Diagnosis:
 
 
 def _levels(rows: Iterable[Mapping[str, Any]]) -> list[_Level]:
-    """Return the memory peaks of a record's steps. Steps of equal peaks are merged."""
+    """Merge consecutive steps of equal allocated peaks in a run's record, and return the levels."""
     levels: list[_Level] = []
     for row in rows:
         level = _Level(row["first"], row["last"], _bytes(row["peak_allocated_mib"]))

@@ -1,8 +1,8 @@
 """Read the out-of-memory messages of a log.
 
-A message has a wording, figures and a traceback before it. The wordings are those of
-c10/cuda/CUDACachingAllocator.cpp in torch 1.0 to 2.13, of its counterparts for ROCm, XPU and MPS, and of the
-libraries that report a failed allocation by a status alone.
+A message has a wording, figures and a traceback before it. The wordings are from
+c10/cuda/CUDACachingAllocator.cpp in torch 1.0 to 2.13, from its counterparts for ROCm, XPU and MPS, and from
+the libraries that report a failed allocation by a status alone.
 """
 
 import re
@@ -80,11 +80,10 @@ class Message(Struct, frozen=True):
 
     @property
     def detail(self) -> int | None:
-        """Return the level of detail of the message, or None if it tells of no error.
+        """Return how detailed the message is, from 0 to 4, or None if it matches no known wording.
 
-        A higher number means that more is known. It is 4 if PyTorch's allocator names the requested and the
-        allocated size, 3 if only the requested size, else the `detail` of the pattern of `WITHOUT_FIGURES`
-        that the message matches.
+        It is 4 if PyTorch's allocator names the requested and the allocated size, 3 if only the requested
+        size, else the `detail` of the pattern of `WITHOUT_FIGURES` that the message matches.
         """
         if MESSAGE.search(self.text) is not None and self.figure("requested") is not None:
             return 3 if self.figure("allocated") is None else 4
@@ -241,7 +240,7 @@ def _begins(line: str) -> bool:
 
 
 def in_bytes(text: str) -> int:
-    """Return the bytes of a size such as "64.00 MiB", or 0 if it is malformed."""
+    """Convert a size such as "64.00 MiB" to bytes, or return 0 if its number is malformed."""
     number, unit = re.findall(r"[\d.]+|[A-Za-z]+", text)[:2]
     try:
         return round(float(number) * _BYTES[unit if unit in _BYTES else unit[0]])

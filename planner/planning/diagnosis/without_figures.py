@@ -14,7 +14,7 @@ BACKENDS = "CUDA|HIP|XPU|MPS backend"
 
 
 def either(*forms: str) -> re.Pattern[str]:
-    """Return a pattern for texts that have one of the forms. SIZE stands for a size in a form."""
+    """Return a pattern for texts that have one of the forms. In a form, SIZE matches a size."""
     return re.compile("|".join(form.replace("SIZE", NUMBER) for form in forms))
 
 

@@ -94,7 +94,7 @@ class Train(Struct, frozen=True):
 class Leave(Struct, frozen=True):
     """A step that frees the variables of the training loop.
 
-    It stands for the return from the function that trained. The model and its gradients stay on the GPU.
+    It represents the return from the function that trained. The model and its gradients stay on the GPU.
     """
 
 

@@ -279,9 +279,10 @@ class _Machine:
             running.model.gradients.clear()
 
     def _is_unserved(self, stream: int) -> bool:
-        """Return whether the current thread lacks a workspace on a stream.
+        """Return whether cuBLAS must allocate a workspace for the current thread and a stream.
 
-        The workspace is recorded, so that the next call returns False.
+        The workspace is recorded, so that the next call returns False. The thread is autograd's in a backward
+        pass, otherwise the main thread.
         """
         place = self.phase is Phase.BACKWARD, stream
         is_unserved = place not in self._served

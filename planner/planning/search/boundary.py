@@ -105,12 +105,12 @@ def largest_by_extrapolation(
 ) -> Search:
     """Find the largest batch sizes in about five probes, by extrapolating their memory.
 
-    The answers are those of `largest`. `needs` return the bytes that a batch size needs without retries
-    (reserved) and with retries (allocated). Each need is extrapolated along lines over `elements` of the
-    batch size, which rise with the batch size; the first line goes through both `ends`. Neighbours above the
-    first batch size that does not fit are not probed. Without a second function in `needs`, batch sizes with
-    retries are searched in growing steps, starting at the answer without retries. `largest` is called if a
-    need does not grow with the batch size.
+    The answers equal the answers of `largest` if outcomes only worsen with the batch size. `needs` return the
+    bytes that a batch size needs without retries (reserved) and with retries (allocated). Each need is
+    extrapolated along lines over `elements` of the batch size, which rise with the batch size; the first line
+    goes through both `ends`. Neighbours above the first batch size that does not fit are not probed. Without
+    a second function in `needs`, batch sizes with retries are searched in growing steps, starting at the
+    answer without retries. `largest` is called if a need does not grow with the batch size.
     """
     guesses = [_extrapolate(need, max_reserved_bytes, ends, limit, elements) for need in needs]
     if None in guesses:

@@ -1,4 +1,4 @@
-"""Find the largest batch sizes of a job that needs its own run for each trace.
+"""Find the largest batch sizes of a job whose traces must each be captured by a run.
 
 A run takes several seconds. An example is a job with a compiled model, since inductor compiles the model
 again for each batch size. The traces of captured batch sizes are fitted to a program for batch sizes near
@@ -197,10 +197,10 @@ class _RunSearch:
         return self.replays.is_compiled and batch >= _ALIGNED_ALONE
 
     def _beside(self, batch: int, limit: int, outcomes: tuple[Outcome, ...]) -> int:
-        """Return the largest batch size just above `batch` with an outcome in `outcomes`.
+        """Return the largest batch size below the next multiple of `_unit` with an outcome in `outcomes`.
 
-        Batch sizes below the next multiple of `_unit` are tried by guesses. `batch`, a multiple of `_unit`,
-        is returned if no such size has these outcomes, or if it is large.
+        Outcomes of batch sizes that were not captured are guessed. `batch`, a multiple of `_unit`, is
+        returned if no batch size above it has such an outcome, or if `batch` is large.
         """
         if self._is_large(batch):
             return batch
@@ -297,10 +297,11 @@ def _fit(first: Trace, second: Trace) -> Program | None:
 
 
 def _with_workspaces(trace: Trace, near: Trace) -> Trace:
-    """Return a guessed trace with the convolution workspaces of the library behind `near`.
+    """Return a guessed trace with its convolution workspaces queried at the guessed batch size.
 
-    The library is asked about the convolutions of `near`, a captured trace, with their samples scaled to the
-    guessed batch size.
+    The library that answered for `near`, a captured trace, is queried about the convolutions of `near`, with
+    their samples scaled to the guessed batch size. The trace is returned unchanged if there is no library or
+    no workspace.
     """
     ask = near.workspaces_of
     if ask is None or not trace.conv_workspaces:

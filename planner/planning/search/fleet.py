@@ -67,11 +67,11 @@ class FleetTable(Struct, frozen=True):
 
 
 def curve(table: FleetTable, points: int = 40) -> tuple[tuple[int, int], ...]:
-    """Return pairs of a batch size and the bytes of the process.
+    """Return batch sizes up to the largest that fits on any GPU, each with its process memory.
 
-    The batch sizes rise to the largest that fits on any GPU. The bytes are computed for the GPU with the
-    median largest batch size, without calibration and in unlimited memory. Batch sizes that the model refuses
-    are skipped.
+    The memory is in bytes, and computed for the GPU with the median largest batch size, without calibration
+    and in unlimited memory. About `points` evenly spaced batch sizes are used. Batch sizes that the model
+    refuses are skipped.
     """
     by_size = sorted((fit for fit in table.fits if fit.max_batch), key=lambda fit: fit.max_batch)
     budget, top = by_size[len(by_size) // 2].budget, by_size[-1].max_batch
@@ -90,9 +90,9 @@ def fit_devices(
 ) -> tuple[DeviceFit, ...]:
     """Return the largest batch size on each GPU, with the memory of one batch size.
 
-    The memory is that of `batch`, or by default of the largest batch size. The results are sorted by the
-    GPU's kind and usable memory, not in the order of `budgets`. The largest batch sizes are multiples of
-    `multiple_of`. Raises the errors of a capture.
+    The memory is computed for `batch`, or by default for the largest batch size, or the smallest if none
+    fits. The results are sorted by the GPU's kind and usable memory, not in the order of `budgets`. The
+    largest batch sizes are multiples of `multiple_of`. Raises the errors of a capture.
     """
     cards = sorted(budgets, key=lambda budget: (_kind(budget), budget.device.usable.value))
     cache, limit, is_compiled = (

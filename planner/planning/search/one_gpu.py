@@ -31,12 +31,12 @@ _MOST_JUDGED = 4  # searches, each with the margins of the previous answer
 def search_judged(
     job: Job, replays: TargetReplays, budget: Budget, multiple_of: int = 1
 ) -> tuple[Search, Budget]:
-    """Search for the largest batch size on a GPU, with the margins of the answer.
+    """Search for the largest batch size on a GPU, with the margins that apply at that batch size.
 
-    Returns the search and the budget. Margins depend on the batch size if the source of its convolution
-    workspaces does. The first search uses the margins of the largest batch size whose tensors alone fit. The
-    search is repeated with the margins of its answer until they stay the same, or `_MOST_JUDGED` searches
-    were made. Raises the errors of a capture.
+    Returns the search and the budget with these margins. Margins depend on the batch size if the source of
+    its convolution workspaces does. The first search uses the margins of the largest batch size whose tensors
+    alone fit. The search is repeated with the margins of its answer until they stay the same, or
+    `_MOST_JUDGED` searches were made. Raises the errors of a capture.
     """
     top = replays.top(budget.rooms[0])
     if FIT_BATCHES[0] < top < replays.limit:

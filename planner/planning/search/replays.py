@@ -95,10 +95,7 @@ class ReplayCache:
         return self._peaks.get(self._number(batch, target))
 
     def _note(self, number: int, limits: MemoryLimits, run: Replay) -> None:
-        """Cache what a replay shows about a trace's reserved peak.
-
-        It is the peak if the replay fits without retries, else a lower bound.
-        """
+        """Cache the reserved peak of trace `number` if `run` fits without retries, else a lower bound."""
         if run.outcome is Outcome.FITS:
             self._peaks[number] = run.peak_reserved_bytes
         else:
@@ -169,11 +166,14 @@ class TimedPrograms:
         return self._timed(self.programs.trace, batch, target)
 
     def key(self, batch: int, target: Target) -> Hashable:
-        """Return a key that is equal for GPUs with equal traces, or None if it is unknown."""
+        """Return a key that is equal on two targets if and only if their traces are equal, or None.
+
+        It is None if the traces must be compared.
+        """
         return self._timed(self.programs.key, batch, target)
 
     def bound(self, target: Target) -> LowerBound | None:
-        """Return a function from a batch size to a lower bound of its memory, or None."""
+        """Return a lower bound of the memory as a function of the batch size, or None if there is none."""
         return self._timed(self.programs.bound, target)
 
     def batch_sizes(self, target: Target) -> BatchSizes:

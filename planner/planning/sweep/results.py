@@ -109,7 +109,8 @@ def _deciding_files(calibrations: Iterable[Path]) -> Iterator[Path]:
 def _code_of(task: Task) -> Any:
     """Return a JSON value that changes with the code or data behind a job's traces.
 
-    It covers what is known of them.
+    It is the job's fingerprint and the source of its convolution workspaces. If the job has no fingerprint,
+    it is a digest of the model's file.
     """
     key = fingerprint_of(task.job)
     if key is not None:
@@ -121,7 +122,7 @@ def _code_of(task: Task) -> Any:
 
 
 def _library_of(job: Job) -> str:
-    """Return the name of the source of a job's convolution workspaces, or ""."""
+    """Return the name of the source of a job's convolution workspaces, or "" if none can be opened."""
     try:
         return open_convolutions(job).name
     except UsageError:

@@ -52,7 +52,10 @@ def device_digest(device: Device) -> str:
 
 
 def task_to_json(task: Task) -> dict[str, Any]:
-    """Return the job and the options of a task as JSON data, without its GPUs."""
+    """Return the job and the options that affect a task's figures as JSON data.
+
+    The GPUs are left out. A digest of the file of sample sizes is included, if the job has such a file.
+    """
     deciding = ("alloc_conf", "confidence", "no_calibration")
     options = {name: value for name, value in task.options.items() if name in deciding}
     cap = task.options.get("allocator_cap_mib")

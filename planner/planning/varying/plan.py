@@ -119,9 +119,9 @@ def find_varying_fit(
 ) -> DeviceFit:
     """Return the largest batch on a GPU, with the memory and outcome of one batch size.
 
-    The memory and the outcome are those of `batch`, or by default of the largest batch. Retries are normal in
-    a run on varying sizes, so the largest batch also counts as the comfortable batch. Raises the errors of a
-    capture.
+    The memory and the outcome are computed for `batch`, or by default for the largest batch. Retries are
+    normal in a run on varying sizes, so the largest batch also counts as the comfortable batch. Raises the
+    errors of a capture.
     """
     budget = judged(budget, programs)
     side = plan_side(job, budget, programs, multiple_of)

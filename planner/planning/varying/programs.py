@@ -42,9 +42,9 @@ class SizedPrograms:
     _sources: dict[Size, ProgramSource] = field(default_factory=dict)
 
     def with_job(self, job: Job, sizes: SizeDistribution) -> "SizedPrograms | None":
-        """Return the programs for a job with the same samples in other batches.
+        """Return the programs for a job that reuses these captures, or None if its traces differ.
 
-        Returns None if traces differ. The captures are reused if the two jobs have equal traces at each size.
+        The job must have the same traces at each size, and may differ in how its samples are batched.
         """
         size = self.sizes.largest
         is_same = len(sizes.ranges) == len(size) and at_size(job, size) == self.job_at(size)
@@ -89,10 +89,7 @@ class SizedPrograms:
         return self._sources[size]
 
     def _family(self, only_batch: int) -> "SizeFamily":
-        """Return the cached programs at all sizes.
-
-        They are for one batch size, or for any if `only_batch` is 0.
-        """
+        """Return the cached programs at all sizes, for the batch size `only_batch` or for any if it is 0."""
         if only_batch not in self._families:
             self.on_progress("importing torch and the model's library")
             from planner.capture import open_size_family

@@ -85,7 +85,7 @@ class RunRisk(Struct, frozen=True):
         return sum(run.replay.retries for run in self.runs) / max(1, sum(run.steps for run in self.runs))
 
     def step_peaks_bytes(self, *shares: float) -> tuple[int, ...]:
-        """Return, for each share of all steps, the allocated peak that it does not exceed."""
+        """Return the quantiles of the steps' allocated peaks, one for each of `shares`."""
         peaks = sorted(p.allocated_bytes for run in self.runs for p in run.replay.step_peaks)
         return tuple(peaks[min(len(peaks) - 1, int(share * len(peaks)))] for share in shares)
 
@@ -168,7 +168,7 @@ def _play(
 
 
 def _critical_size(state: VaryingProcess, sizes: SizeDistribution, last: Sequence[BatchShape]) -> Size | None:
-    """Return the smallest size at which a next batch does not fit, or None.
+    """Return the smallest size at which a next batch does not fit, or None if every size fits.
 
     The batch replaces the last batch of the step `last`. If samples vary in several dimensions, only the
     largest size is tried. If not even the set-up fits in memory, the smallest size is returned.

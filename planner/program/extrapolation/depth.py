@@ -101,11 +101,11 @@ class _Walk:
         return insertions
 
     def _parts(self, i: int, j: int, end: int) -> list[int]:
-        """Return the lengths of the parts of an insertion.
+        """Split an insertion into parts that are repeated separately, and return their lengths.
 
-        All copies of a part precede the copies of the next part. An insertion has parts if it lengthens rows
-        of equal operations on all parameters, as optimizers run them: its first events are of the same kind
-        as the event before it, its last events of the same kind as the event after it.
+        All copies of a part precede the copies of the next part. An insertion has several parts if it
+        lengthens rows of equal operations on all parameters, as optimizers run them: its first events are of
+        the same kind as the event before it, its last events of the same kind as the event after it.
         """
         if not 0 < i < len(self.shallow.events):
             return [end - j]
@@ -119,8 +119,9 @@ class _Walk:
     def _end_of_insertion(self, i: int, j: int) -> int:
         """Return the index in the deeper trace at which an insertion ends.
 
-        The traces match longest after that index. Raises NotRepeatedError if no end of the insertion gives a
-        match.
+        It is the first index after which `_LOOKAHEAD` events match, or after which the insertion and the
+        following events lengthen rows. If there is none, it is the index after which most events match.
+        Raises NotRepeatedError if no events match after any index.
         """
         others = self.deep.events
         state = self.state.fork()
@@ -184,9 +185,10 @@ class _Walk:
         return one == other
 
     def _follows(self, block: int, other: int) -> bool:
-        """Return whether memory block `other` of the inserted model block corresponds to `block`.
+        """Return whether `other` is the inserted model block's counterpart of the memory block `block`.
 
-        `block` is a memory block of the model block before the inserted model block.
+        Both are memory blocks of the deeper trace. `block` is of the model block before the inserted model
+        block.
         """
         one, next_one = self._allocs[block], self._allocs[other]
         site = self.deep.sites[one.site]
@@ -256,7 +258,7 @@ def _in_terms_of_shallow(walk: _Walk, found: Sequence[tuple[int, int, int]]) -> 
 
 
 class _Order:
-    """The rule for the order in which the copies of an insertion follow each other."""
+    """A builder of insertions that decides the order of the copies of each insertion."""
 
     def __init__(self, trace: Trace, successors: Mapping[int, int]) -> None:
         self._events = trace.events

@@ -50,10 +50,10 @@ def rounded_affine(a: int, b: int, low: int, high: int) -> Affine:
 
 
 def nearest_affine(a: int, b: int, low: int, high: int) -> Affine:
-    """Return the affine integer that is `b` at batch `high` and close to `a` at batch `low`.
+    """Return the nondecreasing affine integer that is `b` at batch `high` and close to `a` at `low`.
 
-    It is positive and does not shrink with the batch size. Fits estimates between the batch sizes of runs
-    whose sizes are not exactly affine.
+    It is positive at every batch size. Fits estimates between the batch sizes of runs whose sizes are not
+    exactly affine.
     """
     size = rounded_affine(a, b, low, high)
     if size.slope >= 0 and size.fixed + size.slope > 0:
@@ -265,7 +265,7 @@ def scaled_program(trace: Trace) -> Program:
 def fit_by_site(trace: Trace, other: Trace) -> Program:
     """Estimate a program from two traces whose events differ.
 
-    A loop over the samples makes such traces. The events are those of `trace`. Blocks that both traces
+    A loop over the samples makes such traces. The program has the events of `trace`. Blocks that both traces
     allocate at a site in a phase are paired in order, or in descending order of size if their counts differ,
     since blocks of a single sample are small. Sizes of paired blocks are affine through both traces; other
     sizes are constant.
@@ -349,9 +349,9 @@ def _groups(ours: Sequence[Slot], theirs: Sequence[Slot]) -> Iterator[tuple[int,
 def _fit_slots(
     ours: Sequence[Slot], theirs: Sequence[Slot], first: Trace, second: Trace, fit: Fit
 ) -> list[list[ProgramEvent]] | None:
-    """Fit the sizes of the workspaces of two traces, or return None.
+    """Fit the sizes of the workspaces of two traces, or return None if no fit exists.
 
-    It is None if the slots differ or `fit` fails.
+    No fit exists if the slots differ in more than sizes or `fit` fails.
     """
     lengths = [len(slot) for slot in ours]
     if lengths != [len(slot) for slot in theirs]:

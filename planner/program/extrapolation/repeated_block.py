@@ -37,7 +37,7 @@ class Origin(NamedTuple):
 
 
 class RepeatedBlock(Struct, frozen=True):
-    """A trace, with what each further copy of the repeated block adds: events and bytes."""
+    """A trace, with the events and bytes that each further copy of the repeated block adds."""
 
     trace: Trace
     deep: Trace  # the trace of the model with one more block
@@ -101,7 +101,7 @@ class RepeatedBlock(Struct, frozen=True):
         return shifted_site(site, self.layer, 0, origin.block)
 
     def parts(self, blocks: int) -> Iterator[tuple[Insertion | int, int]]:
-        """Yield the parts of `with_more(blocks)` in order, each with its copy's number.
+        """Yield the insertions and events of `with_more(blocks)` in order, each with a copy number.
 
         A part is an insertion, or the index of an event of `trace`, whose copy number is 0.
         """

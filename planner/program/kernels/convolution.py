@@ -74,7 +74,7 @@ class ConvolutionExpr(Convolution, frozen=True):
         return cls(*astuple(replace(convolution, x=x, w=w, y=y)))
 
     def moved(self, places: Mapping[int, int]) -> "ConvolutionExpr":
-        """Return the expression with each index of a node mapped by `places`."""
+        """Return the expression with each node index mapped by `places`."""
         x, w, y = (tuple(places[node] for node in nodes) for nodes in (self.x, self.w, self.y))
         return replace(self, x=x, w=w, y=y)
 
@@ -155,7 +155,7 @@ class ConvWorkspaceQuery(Protocol):
         """Return the sizes that PyTorch requests after `size_bytes` is refused, or None if unknown."""
 
     def account(self, capability: tuple[int, int], sm_count: int) -> WorkspaceAccount:
-        """Return the account of all workspaces that were returned for a GPU.
+        """Return the source and the uncertainty of all workspaces returned for a GPU.
 
         The GPU has the compute capability `capability` and `sm_count` SMs.
         """

@@ -43,7 +43,7 @@ class LtWorkspace(Enum):
 def lt_workspace(torch: TorchVersion) -> LtWorkspace:
     """Return how a version of torch provides cuBLASLt's workspace.
 
-    It is `LT_BYTES`, unless shared.
+    A separate workspace has `LT_BYTES` bytes.
 
     >>> [lt_workspace(version).name for version in ((2, 8), (2, 9), (2, 12))]
     ['OF_CALL', 'KEPT', 'SHARED']
@@ -56,8 +56,8 @@ def lt_workspace(torch: TorchVersion) -> LtWorkspace:
 def workspace_bytes(capability: tuple[int, int], config: str = "", torch: TorchVersion = NEWEST_TORCH) -> int:
     """Return the bytes of the workspace that a cuBLAS handle keeps.
 
-    `config` is the value of CUBLAS_WORKSPACE_CONFIG, "" if it is not set. Raises UsageError for a value that
-    torch would not understand.
+    `config` is the value of CUBLAS_WORKSPACE_CONFIG, "" if it is not set. Raises UsageError if
+    `parse_workspace_config` refuses the value.
 
     >>> workspace_bytes((8, 6)), workspace_bytes((9, 0)), workspace_bytes((9, 0), ":16:8")
     (8519680, 33554432, 131072)

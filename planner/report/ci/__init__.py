@@ -1,1 +1,1 @@
-"""Reports of `planner check` for systems of continuous integration."""
+"""Reports of `planner check` for continuous integration (CI)."""

@@ -74,9 +74,10 @@ def _headline(plan: Plan) -> Lines:
 
 
 def none_text(least: str, failure: Estimate | None, *, smallest_trains: bool) -> str:
-    """Return a phrase on the smallest batch or size if it does not fit at the confidence.
+    """Return a phrase on the smallest batch or size, which does not fit at the confidence.
 
-    It may be likely to fit, or not known to fit.
+    `least` is the batch or size as text. The phrase says that it likely fits, that it is not known whether it
+    fits, or that it does not fit.
     """
     why = ", the smallest that trains" if smallest_trains else ""
     if failure is not None and failure.answer is Answer.LIKELY:
@@ -87,7 +88,10 @@ def none_text(least: str, failure: Estimate | None, *, smallest_trains: bool) ->
 
 
 def retrying_remark(lead: Estimate) -> str:
-    """Return a remark that no batch or size is sure to run without retries."""
+    """Return the remark that all batches or sizes need retries, or may need them.
+
+    They need retries if the estimate `lead` has retry costs.
+    """
     return ", none runs without retries" if lead.retry_costs else ", none is sure to run without retries"
 
 

@@ -115,7 +115,7 @@ def _peaks(run: EmulatedRun) -> list[Block]:
 
 
 def _strays(run: EmulatedRun, shared: SharedCard) -> str:
-    """Return a hint on processes that use a shared GPU besides another GPU.
+    """Return a hint on processes that use both a shared GPU and another GPU.
 
     Returns "" if none or all of the shared GPU's processes do so.
     """

@@ -100,7 +100,7 @@ def _embedded(data: dict[str, Any]) -> Markup:
 
 
 def _cells(table: Table) -> Iterator[list[tuple[Column, Cell, str]]]:
-    """Yield each row as a list of (column, cell, colour), without its bar.
+    """Yield each row as a list of (column, cell, colour), without the bar columns.
 
     The colour is the bar's for the first cell, and empty for all others.
     """
@@ -142,9 +142,9 @@ def _workspaces(explanation: Explanation, top: int) -> Table:
 
 
 def _choices(curve: BatchCurve) -> list[tuple[str, list[tuple[int, str]]]]:
-    """Return the curve's GPUs as (product line, GPUs), in fixed order.
+    """Return the curve's GPUs grouped by product line, in a fixed order.
 
-    Each GPU is (index in the curve, name).
+    Each group is (product line, GPUs), and each GPU is (index in the curve, name).
     """
     groups: dict[str, list[tuple[int, str]]] = {}
     for number, card in enumerate(curve.cards):

@@ -33,7 +33,7 @@ def label_axes(axes: Axes, title: str, x: str, y: str = "", pad: float | None = 
 
 
 def save_picture(axes: Axes, path: Path) -> None:
-    """Write the picture to a file, with all that is outside the axes. Raises DataFileError."""
+    """Write the picture to a file, including text outside the axes. Raises DataFileError."""
     content, figure = io.BytesIO(), axes.get_figure(root=True)
     assert figure is not None
     figure.savefig(content, format=path.suffix.removeprefix("."), bbox_inches="tight")

@@ -1,4 +1,4 @@
-"""The colours of pictures, distinct for the colour-blind and in grey.
+"""The colours of pictures, distinguishable for colour-blind readers and in greyscale.
 
 They are based on Okabe and Ito (2008).
 """

@@ -22,9 +22,9 @@ FORMATS: dict[str, Callable[[Request], str]] = {
 
 
 def scheduler_text(table: FleetTable | ClusterTable, scheduler: str) -> str:
-    """Return a scheduler's request for the GPUs that run the job.
+    """Return a request for the GPUs that run the job, in a scheduler's format.
 
-    It is only a comment if no GPU does. Raises UsageError for an unknown scheduler.
+    It is only a comment if no GPU runs the job. Raises UsageError for an unknown scheduler.
     """
     if scheduler not in FORMATS:
         raise UsageError(f"--format {scheduler}: give one of {', '.join(FORMATS)}")

@@ -35,7 +35,7 @@ class Need(Struct, frozen=True):
 
 
 class Request(Struct, frozen=True):
-    """A request to a scheduler, which any one of its needs satisfies."""
+    """A request for GPUs, which a scheduler may satisfy with any one of `needs`."""
 
     title: str
     needs: tuple[Need, ...]
@@ -102,7 +102,10 @@ class Naming(Struct, frozen=True):
         return cls(request.needs, load_names(vocabulary), known)
 
     def of_device(self, device: Device) -> tuple[str, ...]:
-        """Return all names of a GPU. For a MIG slice, they are the names of the whole GPU."""
+        """Return a GPU's names in the scheduler's vocabulary.
+
+        For a MIG slice, they are the names of the whole GPU.
+        """
         return known_names(device, self.names)
 
     def strangers(self, name: str) -> list[Device]:
@@ -130,6 +133,9 @@ def comment(lines: Iterable[str]) -> str:
 
 
 def unnamed(needs: Iterable[Need], scheduler: str) -> list[str]:
-    """Return one line on GPUs without a name, or [] if `needs` is empty."""
+    """Return a list with one line on GPUs that have no name of their own in a scheduler.
+
+    The list is empty if `needs` is empty.
+    """
     names = ", ".join(need.device.name for need in needs)
     return [f"also, without a name of their own in {scheduler}: {names}"] if names else []

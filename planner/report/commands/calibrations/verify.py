@@ -59,7 +59,7 @@ def _start(observation: Observation | None, confidence: float, holds: bool) -> s
 
 
 def _bracket(check: LimitCheck) -> str:
-    """Return a phrase with the range in which the runs show the largest batch to lie."""
+    """Return a phrase on the true largest batch, as far as the runs show it."""
     lived, died = check.lived, check.died
     if died is None:
         return f"{lived} ran as well, and nothing larger was tried" if lived else "nothing was tried"
@@ -122,9 +122,9 @@ def verification_to_json(verification: Verification, import_seconds: float) -> d
 
 
 def measured_figures(seen: Observation) -> dict[str, Any]:
-    """Return the JSON keys `measured` and `emulated`, one with a run's peaks in MiB.
+    """Return a run's figures under the JSON key `measured` or `emulated`; the other key is None.
 
-    The key that does not apply to the run is None.
+    The figures are peaks and context in MiB, retries and `oom`.
     """
     figures, emulated = attributes(seen, *_FIGURES), seen.source == "emulated"
     return {"measured": None if emulated else figures, "emulated": figures if emulated else None}

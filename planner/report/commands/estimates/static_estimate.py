@@ -107,9 +107,8 @@ def static_assumptions(estimate: StaticEstimate) -> tuple[str, ...]:
 def static_estimate_to_json(estimate: StaticEstimate, import_seconds: float) -> dict[str, Any]:
     """Return the JSON object of `planner estimate` if the method is not the trace.
 
-    Values that such a method does not know are null.
-    `peak_allocated_mib` is the estimator's total, and `terms_mib` has the terms of the sum under the
-    estimator's names.
+    Values that such a method does not know are null. `peak_allocated_mib` is the estimator's total, and
+    `terms_mib` has the terms of the sum under the estimator's names.
     """
     sizes = ("peak_reserved_mib", "end_allocated_mib", "process_mib", "process_upper_mib")
     return {

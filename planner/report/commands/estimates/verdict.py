@@ -121,9 +121,9 @@ def until_text(estimate: Estimate) -> str:
 
 
 def retries_entries(estimate: Estimate) -> list[Entry]:
-    """Return an entry with the cost of allocator retries, or [] if there are none.
+    """Return an entry with the cost of allocator retries, or [] if there are no retries.
 
-    If none are expected, it has the retries in the least memory at the confidence.
+    If no retries are expected, the entry has the cost of the retries in the least memory at the confidence.
     """
     if estimate.retry_costs:
         return [Entry("Retries", retries_text(estimate.retry_costs))]

@@ -162,7 +162,8 @@ def _life(life: LifetimeDifference) -> str:
 def difference_to_json(difference: Difference, top: int) -> dict[str, Any]:
     """Return the JSON object of the difference between a trace and a recording.
 
-    It has the `top` largest groups of unmatched blocks, as many different lifetimes, and all operators.
+    It has the `top` largest groups of unmatched blocks, the `top` largest blocks with different lifetimes,
+    and all operators.
     """
     groups = group_extras(difference)
     return {

@@ -28,9 +28,9 @@ def peak_text(explanation: Explanation) -> str:
 
 
 def levels_table(explanation: Explanation) -> Table:
-    """Return a table of the peak and end levels of each step.
+    """Return a table of the peak memory in each step and the memory at its end.
 
-    It also has the phases of the peak's step, and the evaluation.
+    The table also has the phases of the step with the peak, and the evaluation.
     """
     return figures_table("Highest levels", ("allocated", "reserved", "at the end"), _levels(explanation))
 

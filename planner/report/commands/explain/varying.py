@@ -52,7 +52,7 @@ def worst_batch_document(
 
 
 def _added_table(explanation: Explanation, sampled: SampledRun) -> Table:
-    """Return a table of the peaks of the run and of its worst batch alone."""
+    """Return a table that compares a run's peaks with the peaks of its worst batch alone."""
     alone, run = explanation.run, sampled.replay
     before = f"after the {sampled.worst_step - 1:,} steps before it, of other sizes"
     rows = [

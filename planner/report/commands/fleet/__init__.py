@@ -1,1 +1,1 @@
-"""The reports of many GPUs: the table of `planner gpus`, clusters, and the database."""
+"""Reports on many GPUs: the table of `planner gpus`, clusters, and the database."""

@@ -80,7 +80,7 @@ def _answer(table: FleetTable) -> Entry:
 
 
 def _likely(table: FleetTable) -> Iterator[Entry]:
-    """Yield entries with the GPUs that may fit a batch, but not at the confidence.
+    """Yield entries with the GPUs that may fit a batch, but not at the required confidence.
 
     One entry has the GPUs that likely fit, one the GPUs not known to fit.
     """
@@ -98,7 +98,8 @@ def _likely(table: FleetTable) -> Iterator[Entry]:
 def _row(table: FleetTable, fit: DeviceFit, most: int) -> tuple[Cell | str, ...]:
     """Return the table row of a GPU.
 
-    The bar shows the largest batch or, with --batch, the share of memory used.
+    The bar shows the largest batch without retries as a share of `most` or, with --batch, the share of memory
+    used.
     """
     device, outcome = fit.budget.device, _outcome(fit, table)
     taken = fit.process_bytes / device.usable.value

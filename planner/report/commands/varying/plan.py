@@ -1,4 +1,4 @@
-"""The reports on samples of varying sizes, of `planner max-batch` and `planner estimate`."""
+"""The reports of `planner max-batch` and `planner estimate` on samples of varying sizes."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -95,7 +95,7 @@ def unit_of(job: Job) -> str:
 
 
 def largest_text(side: VaryingSide, unit: str) -> str:
-    """Return text with the largest batch at the confidence, or that none fits."""
+    """Return text with the largest batch at the confidence, or with "none" if no batch fits."""
     sure = f"at confidence {side.budget.confidence:g}"
     return f"{side.largest:,}{unit} {sure}" if side.largest else f"none {sure}, not even 1 lives"
 
@@ -161,7 +161,7 @@ def sides_table(plan: VaryingPlan) -> Table:
 
 
 def _sampled(at: RunRisk) -> Table:
-    """Return a table of the sampled runs, with their steps, sizes, reserved peak and end."""
+    """Return a table of the sampled runs: their steps, sizes, reserved peak and outcome."""
     columns = (
         Column(f"Runs at batch {at.batch:,}", min_width=NAME_WIDTH),
         Column("steps", is_number=True),
@@ -182,7 +182,7 @@ def _run_row(number: int, run: SampledRun) -> tuple[str, ...]:
 
 
 def shape_text(shape: BatchShape) -> str:
-    """Return the number of samples and the size of a batch as text."""
+    """Return a batch's number of samples and sample size as text, such as `8x512`."""
     return f"{shape.batch}x{sides_text(shape.size)}"
 
 

@@ -395,5 +395,5 @@ def _config(history: History, setting: str = "") -> AllocatorConfig:
 
     The options of `setting` override recorded options.
     """
-    own = [part for part in history.alloc_conf.split(",") if part and part.partition(":")[0] not in setting]
-    return parse_alloc_conf(",".join(filter(None, [*own, setting])), config_of_torch(history.torch))
+    texts = filter(None, (history.alloc_conf.rstrip(","), setting))  # of two options of one name the last counts
+    return parse_alloc_conf(",".join(texts), config_of_torch(history.torch))

@@ -4,6 +4,7 @@ Everything is computed twice: with the user's configuration of the allocator, an
 but expandable segments switched on, or off if they were on.
 """
 
+from math import lcm
 from time import perf_counter
 
 from msgspec import Struct
@@ -202,8 +203,9 @@ def _side(
     constant: int,
     multiple_of: int,
 ) -> VaryingSide:
-    unit = TOKENS_UNIT if job.samples.batching is Batching.TOKENS else 1
-    guess = constant * max(programs.sizes.largest) // unit if unit > 1 else constant
+    counts_tokens = job.samples.batching is Batching.TOKENS
+    unit = lcm(TOKENS_UNIT, multiple_of) if counts_tokens else multiple_of
+    guess = constant * (max(programs.sizes.largest) if counts_tokens else 1) // unit
     quick: dict[int, bool] = {}
     full: dict[int, RunRisk] = {}
 
@@ -231,9 +233,8 @@ def _side(
 
     best = boundary_from_guess(fits_quickly, guess, LARGEST_BATCH // unit)
     best = boundary_from_guess(lambda number: is_within(sampled(number)), best, best)
-    best -= best % multiple_of
     at = sampled(best) if best else None
-    beyond = sampled(best + multiple_of)
+    beyond = sampled(best + 1)
     return VaryingSide(budget, best * unit, at, beyond)
 
 

@@ -191,6 +191,14 @@ def test_a_setting_that_does_not_help_is_a_no(setting: str) -> None:
     assert [one.fits for one in found.would_help if one.setting == setting] == [False]
 
 
+def test_other_settings_keep_the_options_of_the_run() -> None:
+    """Options with lists and options of the same name are read as torch reads them."""
+    events = (segment(0, 100), alloc(0, 100), oom(60))
+    options = "roundup_power2_divisions:[1:8,128:4],max_split_size_mb:256,"
+    found = diagnose_history(History("T4", "2.13", options, None, None, events, sites=SITES), "a test")
+    assert len(found.would_help) == 4
+
+
 def test_blocks_are_summed_by_category() -> None:
     """A block without a function is taken as one of the backward pass if other blocks have functions."""
     sites = (Site("net.py:5", "forward"), Site("train.py:2", "main"), Site("", ""), Site("data.py:1", "get"))

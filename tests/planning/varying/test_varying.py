@@ -323,6 +323,18 @@ def test_the_largest_batch_lives_and_the_next_does_not() -> None:
         assert side.at.peak_reserved_bytes <= 200 * MIB or side.expandable_segments
 
 
+@pytest.mark.parametrize(("options", "step"), [({}, 6), ({"batching": "tokens"}, 192)])
+def test_the_largest_multiple_lives_and_the_next_does_not(options: dict[str, Any], step: int) -> None:
+    """Multiples of 6 are searched one by one; numbers of tokens are also multiples of 64."""
+    result = max_batch(Texts, multiple_of=6, **OPTIONS | {"allocator_cap_mib": 200, **options})
+    assert isinstance(result, VaryingResult)
+    for side in result.plan.sides:
+        assert side.at is not None and side.beyond is not None
+        assert side.largest % 6 == 0
+        assert (side.at.batch, side.beyond.batch) == (side.largest, side.largest + step)
+        assert side.at.probability <= result.plan.risk < side.beyond.probability
+
+
 @pytest.mark.slow
 def test_several_gpus_have_the_answers_of_each() -> None:
     """The table of GPUs has the largest batch that `max_batch` finds on each; too many are refused."""

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, UntypedStorage, nn
 from torch.nn.parameter import is_lazy
 from torch.utils import swap_tensors
 from torch.utils.weak import WeakIdKeyDictionary
@@ -84,7 +84,7 @@ def _build(construct: Callable[[], object], strategy: Strategy) -> tuple[object,
         if gpu == META:
             _note_those_on_cpu(model, placement)
             return model, move_to_meta(model, placement)
-        return model, [*move_to_meta(model, placement), *_move_placed(model, placement)]
+        return model, [*move_to_meta(model, placement), *_move_placed(placement.placed)]
 
 
 @contextmanager
@@ -136,16 +136,26 @@ def _note_those_on_cpu(model: nn.Module, placement: Placement) -> None:
             placement.host.add(tensor)
 
 
-def _move_placed(model: nn.Module, placement: Placement) -> list[tuple[Tensor, Tensor]]:
-    """Move tensors that user code put on the GPU to the meta device.
+def _move_placed(placed: PlacedTensors) -> list[tuple[Tensor, Tensor]]:
+    """Move the remaining tensors that user code put on the GPU to the meta device.
 
-    Only tensors in plain attributes are moved. Returns a (tensor with the values, meta tensor) pair for each
-    moved tensor.
+    They are found wherever user code keeps them. Tensors that share a storage still share it afterwards.
+    Returns a (tensor with the values, meta tensor) pair for each moved tensor.
     """
+    kept = [one for one in gc.get_objects() if issubclass(type(one), Tensor)] if placed else []
+    shared: dict[int, UntypedStorage] = {}
     moved = []
-    for holder, key, tensor in _plain_tensors(model):
-        if tensor in placement.placed and not tensor.is_meta:
-            moved.append(_move(holder, key, tensor, placement.placed))
+    kept = [one for one in kept if not one.is_meta and one in placed]
+    for tensor in sorted(kept, key=Tensor._is_view, reverse=True):  # a view holds its base, which cannot move
+        like = like_on_meta(tensor)
+        if type(tensor) is Tensor and tensor.layout is torch.strided:
+            storage = tensor.untyped_storage()
+            whole = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta").untyped_storage()
+            laid = tensor.storage_offset(), tensor.shape, tensor.stride()
+            with torch.no_grad():
+                like.set_(shared.setdefault(storage._cdata, whole), *laid)
+        values, meta = _move({}, "", tensor, placed, like)
+        moved.append((values.data if type(values) is Tensor else values, meta))
     return moved
 
 
@@ -206,7 +216,9 @@ def move_to_meta(model: nn.Module, placement: Placement) -> list[tuple[Tensor, T
     return moved
 
 
-def _move(holder: Any, key: Any, tensor: Tensor, placed: PlacedTensors) -> tuple[Tensor, Tensor]:
+def _move(
+    holder: Any, key: Any, tensor: Tensor, placed: PlacedTensors, like: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Move a tensor to the meta device in place.
 
     Returns a tensor with its values, and the meta tensor. The tensor object itself is moved, since optimizers
@@ -214,7 +226,7 @@ def _move(holder: Any, key: Any, tensor: Tensor, placed: PlacedTensors) -> tuple
     tensor instead, and the tensor keeps its values.
     """
     storages = [one.untyped_storage() for one in parts(tensor)]
-    like = like_on_meta(tensor)
+    like = like_on_meta(tensor) if like is None else like
     vars(like).update(vars(tensor))
     pair = like, tensor
     try:

@@ -1224,3 +1224,79 @@ def test_a_model_that_is_converted_on_the_gpu_takes_each_of_its_types(tmp_path: 
 
 def _start_of_loop(trace: Trace) -> int:
     return next(at for at, e in enumerate(trace.events) if isinstance(e, PhaseStart) and e.step == 1)
+
+
+def _held_at_the_end(trace: Trace) -> int:
+    """Return the bytes that the set-up leaves on the GPU."""
+    sizes: dict[int, int] = {}
+    for event in trace.events[: _start_of_loop(trace)]:
+        if isinstance(event, Alloc):
+            sizes[event.block] = event.size_bytes
+        elif isinstance(event, Free):
+            sizes.pop(event.block, None)
+    return sum(sizes.values())
+
+
+@pytest.mark.parametrize(
+    ("kept", "size_bytes"),
+    [
+        ("validation = torch.zeros(1024, 1024, device=device)", 1024 * 1024 * 4),
+        ("data = torch.utils.data.TensorDataset(torch.zeros(512, 64, device=device))", 512 * 64 * 4),
+        ("halves = [torch.zeros(512, 64, device=device).chunk(2)]", 512 * 64 * 4),
+        ("prior = torch.distributions.Normal(*torch.ones(512, 64, device=device).chunk(2))", 512 * 64 * 4),
+    ],
+)
+@pytest.mark.parametrize("result", ["", "    return loss.item()\n"])
+def test_what_a_file_keeps_on_the_gpu_stays_there(
+    tmp_path: Path, kept: str, size_bytes: int, result: str
+) -> None:
+    """A tensor that the step does not name is there too, also if the step reads values."""
+    trace = trace_code(tmp_path, f"{GLOBALS}{result}\n{kept}\n", "train_step")
+    assert _held_at_the_end(trace) == PARAMETERS + size_bytes
+
+
+def test_tensors_of_a_distribution_stay_on_the_gpu(tmp_path: Path) -> None:
+    """Its parameters are views of one tensor, and a step that reads values computes with them there."""
+    code = """
+class Prior:
+    def __init__(self):
+        self.loc, self.scale = torch.rand(32, 128, device=device).chunk(2, 1)
+
+torch.distributions.Prior = Prior
+Prior.__module__ = "torch.distributions"
+prior = torch.distributions.Prior()
+model = net()
+optimizer = torch.optim.Adam(model.parameters())
+
+def train_step(images):
+    drawn = prior.loc + prior.scale * torch.randn(prior.scale.shape, device=prior.loc.device)
+    loss = model(drawn).sum()
+    loss.backward()
+    optimizer.step()
+    return RESULT
+"""
+    plain = trace_code(tmp_path, code.replace("RESULT", "loss"), "train_step", "64")
+    read = trace_code(tmp_path, code.replace("RESULT", "float(loss)"), "train_step", "64")
+    assert [size for size in born(plain) if size >= 8192] == [size for size in born(read) if size >= 8192]
+
+
+@pytest.mark.parametrize("reads", ["", ".item()"])
+def test_models_of_a_module_beside_the_file_are_made_for_each_capture(tmp_path: Path, reads: str) -> None:
+    """Parameters that the module puts on the GPU when it is imported are counted at each batch size."""
+    (tmp_path / "networks.py").write_text(
+        "from torch import nn\nmodel = nn.Linear(64, 8).cuda()\nfrozen = nn.Linear(64, 64).cuda()\n"
+    )
+    code = f"""
+from networks import model
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def train_step(images):
+    loss = model(images.cuda()).sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss{reads}
+"""
+    job = job_of_code(tmp_path, code, "train_step", "64")
+    for batch in (BATCH, 2 * BATCH):
+        assert _held_at_the_end(record(job, batch, AMPERE)) == 4 * (64 * 8 + 8 + 64 * 64 + 64)

@@ -24,7 +24,7 @@ from planner.capture.models.libraries import quiet, unknown_name
 from planner.capture.models.quantized.torchao import prepare_torchao
 from planner.capture.models.torchvision.shim import prepare_torchvision
 from planner.capture.models.transformers.own_trainer import import_trainers, is_trainer, trainers_constructed
-from planner.capture.models.user_code.sibling_modules import importing_beside
+from planner.capture.models.user_code.sibling_modules import forget_modules, importing_beside
 from planner.capture.models.user_code.step import needs_arguments
 from planner.capture.process_state import first_line_of, preserve_process_state, raise_interrupt
 from planner.errors import ModelError, UsageError
@@ -48,15 +48,17 @@ def find_in_file(name: str) -> Callable[..., object]:
 def find_step_in_file(name: str) -> Callable[..., object]:
     """Return a constructor of the training step FILE.py:NAME.
 
-    Each call runs the file again. Models and optimizers may be globals of the file, and each capture starts
-    with new models and optimizers.
+    Each call runs the file again, and the modules in its folder that it imports. Models and optimizers may be
+    globals of these files, and each capture starts with new models and optimizers.
     """
 
     prepare_torchao(Path(name.rpartition(":")[0]))
 
     def construct(**arguments: Any) -> object:
-        code = read_text(_path_of(name, "step"), LARGEST_CODE_BYTES, errors="replace")
+        path = _path_of(name, "step")
+        code = read_text(path, LARGEST_CODE_BYTES, errors="replace")
         import_trainers(code)
+        forget_modules(path)
         with offload_constructed(code):
             with trainers_constructed():  # a file may make its trainer at its top level
                 value, call = open_file(name, "step")

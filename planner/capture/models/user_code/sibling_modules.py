@@ -35,6 +35,16 @@ def importing_beside(path: Path) -> Iterator[None]:
         _imported.setdefault(folder, {}).update(own)
 
 
+def forget_modules(path: Path) -> None:
+    """Make modules in a file's folder run again when they are next imported.
+
+    Modules that were imported before the first plan are kept.
+    """
+    for name, module in _imported.pop(path.parent, {}).items():
+        if sys.modules.get(name) is module:
+            del sys.modules[name]
+
+
 def _exchange(folder: Path) -> None:
     for other, modules in _imported.items():
         for name, module in modules.items():

@@ -80,11 +80,17 @@ def making(plain: Callable[..., Any]) -> Callable[..., Any]:
                     with opened[-1].host.moving_to(Side.HOST):
                         return plain(*args, **kwargs)
                 return plain(*args, **kwargs)
+            if plain.__name__ in ("as_tensor", "asarray") and isinstance(args[0], Tensor) and is_meta(args[0]):
+                return args[0].to(device=device, dtype=kwargs.get("dtype"))
             kwargs["device"] = target_of(device)
-            return opened[-1].put(plain(*args, **kwargs))
+            with opened[-1].host.moving_to(Side.GPU):
+                return opened[-1].put(plain(*args, **kwargs))
         if any(isinstance(one, torch.device) and one.type == "cuda" for one in args):
             args = tuple(target_of(one) if isinstance(one, torch.device) else one for one in args)
             return opened[-1].put(plain(*args, **kwargs))
+        if plain.__name__ == "new_tensor" and is_meta(args[0]):
+            with opened[-1].host.moving_to(Side.HOST if args[0] in opened[-1].host else Side.GPU):
+                return plain(*args, **kwargs)
         return plain(*args, **kwargs)
 
     return make

@@ -121,6 +121,8 @@ def moving_module(
 
     @functools.wraps(plain)
     def move(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        args = tuple(map(_named, args))  # torch without a GPU refuses the index of a GPU
+        kwargs = {key: _named(value) if key == "device" else value for key, value in kwargs.items()}
         moved = plain(self, *args, **kwargs)
         if not opened or opened[-1].is_running:
             return moved
@@ -135,6 +137,11 @@ def moving_module(
         return moved
 
     return move
+
+
+def _named(device: Any) -> Any:
+    is_index = isinstance(device, int) and not isinstance(device, bool)
+    return torch.device("cuda", device) if is_index else device
 
 
 def in_order_of_apply(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:

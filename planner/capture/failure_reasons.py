@@ -172,8 +172,6 @@ def remedy_for(error: BaseException, otherwise: str = ANY, running: str | None =
     if not _is_raised_by_torch(error):
         return otherwise
     message = message_of(error)
-    if isinstance(error, AssertionError) and "capturable=True" in message:
-        return "its optimizer steps before the first step, which is not planned: move that into the step"
     if running is None:
         return otherwise
     if _IS_OF_INDICES.search(message):

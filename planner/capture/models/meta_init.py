@@ -6,7 +6,7 @@ Their parameters and buffers then take no memory.
 import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from planner.capture.cuda.devices.factories import keep_default_device
 from planner.capture.cuda.devices.placed import PlacedResults, PlacedTensors
 from planner.capture.cuda.devices.placement import META, Placement, is_put_on_gpu, placed_tensors
 from planner.capture.cuda.devices.translation import placed_devices_shown, planned_device
+from planner.capture.cuda.operators.semantics import cuda_semantics, has_cuda_semantics
 from planner.capture.models.adapter_types import adapters_like_weights
 from planner.capture.models.live.kept import live_state
 from planner.capture.patching import patched
@@ -75,7 +76,11 @@ def _is_about_meta(error: Exception) -> bool:
 def _build(construct: Callable[[], object], strategy: Strategy) -> tuple[object, list[tuple[Tensor, Tensor]]]:
     gpu = META if strategy is _everything_on_meta else "cpu"  # the device used for `cuda` meanwhile
     with planned_device(gpu) as placement, placement.placed.forgotten_on_error():
-        with warnings.catch_warnings(), strategy(), gpu_followed(placement):
+        with warnings.catch_warnings(), ExitStack() as stack:
+            if gpu == META and not has_cuda_semantics():  # a loss is built while the loop runs
+                stack.enter_context(cuda_semantics(placement.capability, placement.torch_version))
+            stack.enter_context(strategy())
+            stack.enter_context(gpu_followed(placement))
             warnings.simplefilter("ignore")  # advice on the initial weights, which do not exist
             model = construct()
         keep_default_device()

@@ -393,7 +393,7 @@ def _replay(trace: Trace, history: History, setting: str, enough: int, most: int
 def _config(history: History, setting: str = "") -> AllocatorConfig:
     """Return the allocator configuration of a history, with the options of `setting` applied.
 
-    The options of `setting` override recorded options.
+    The options of `setting` override recorded options, since of two options of one name the last counts.
     """
-    texts = filter(None, (history.alloc_conf.rstrip(","), setting))  # of two options of one name the last counts
+    texts = filter(None, (history.alloc_conf.rstrip(","), setting))
     return parse_alloc_conf(",".join(texts), config_of_torch(history.torch))

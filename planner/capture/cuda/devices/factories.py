@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Container
+from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -80,20 +81,31 @@ def making(plain: Callable[..., Any]) -> Callable[..., Any]:
                     with opened[-1].host.moving_to(Side.HOST):
                         return plain(*args, **kwargs)
                 return plain(*args, **kwargs)
-            if plain.__name__ in ("as_tensor", "asarray") and isinstance(args[0], Tensor) and is_meta(args[0]):
-                return args[0].to(device=device, dtype=kwargs.get("dtype"))
+            source = args[0] if args and isinstance(args[0], Tensor) and is_meta(args[0]) else None
+            if source is not None and plain.__name__ in ("as_tensor", "asarray"):
+                return source.to(device=device, dtype=kwargs.get("dtype"))
             kwargs["device"] = target_of(device)
-            with opened[-1].host.moving_to(Side.GPU):
+            with _made_on(Side.GPU, source):
                 return opened[-1].put(plain(*args, **kwargs))
         if any(isinstance(one, torch.device) and one.type == "cuda" for one in args):
             args = tuple(target_of(one) if isinstance(one, torch.device) else one for one in args)
             return opened[-1].put(plain(*args, **kwargs))
         if plain.__name__ == "new_tensor" and is_meta(args[0]):
-            with opened[-1].host.moving_to(Side.HOST if args[0] in opened[-1].host else Side.GPU):
+            with _made_on(Side.HOST if args[0] in opened[-1].host else Side.GPU, args[1]):
                 return plain(*args, **kwargs)
         return plain(*args, **kwargs)
 
     return make
+
+
+def _made_on(side: Side, source: object) -> AbstractContextManager[None]:
+    """Return a context in which operators on `source` put their results on `side`.
+
+    It has no effect if `source` is not a tensor of the other side.
+    """
+    host = opened[-1].host
+    is_other = isinstance(source, Tensor) and is_meta(source) and (source in host) is (side is Side.GPU)
+    return host.moving_to(side) if is_other else nullcontext()
 
 
 def _with_numbers(data: Any) -> Any:

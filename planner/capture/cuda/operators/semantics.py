@@ -66,6 +66,11 @@ def cuda_semantics(capability: tuple[int, int], version: TorchVersion = NEWEST_T
         _OPEN.release()
 
 
+def has_cuda_semantics() -> bool:
+    """Return whether operators on `meta` take the code paths of CUDA now."""
+    return _OPEN.locked()
+
+
 @contextmanager
 def _autocast_kernels(casts: autocast.CastCache) -> Iterator[None]:
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]

@@ -6,6 +6,7 @@ from itertools import accumulate
 from pathlib import Path
 
 import pytest
+import torch
 
 import planner.errors
 from planner.capture.session import record
@@ -1335,3 +1336,46 @@ with torch.no_grad():
     kept = F.scaled_dot_product_attention(rows, rows, rows).mean(2)
 """
     assert 2 * 4 * 256 * 256 * 4 not in born(trace_code(tmp_path, code, "train_step"))
+
+
+LOADED = """
+model = nn.Linear(64, 512).to(device)
+optimizer = torch.optim.AdamW(model.parameters())
+kept = LOAD
+model.load_state_dict(kept["model"])
+optimizer.load_state_dict(kept["optimizer"])
+
+def train_step(images):
+    loss = model(images.cuda()).sum()
+    loss.backward()
+    optimizer.step()
+    return RESULT
+"""
+
+
+@pytest.mark.parametrize(
+    "location", ["device", "'cuda:0'", "{'cpu': 'cuda'}", "lambda storage, saved: storage.cuda(0)", "'cpu'"]
+)
+@pytest.mark.parametrize("result", ["loss", "loss.item()"])
+def test_a_checkpoint_is_loaded_where_the_file_says(tmp_path: Path, location: str, result: str) -> None:
+    """A checkpoint that is kept on the GPU adds its weights; the optimizer uses the state as loaded."""
+    model = torch.nn.Linear(64, 512)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.zeros(1, 64)).sum().backward()
+    optimizer.step()
+    path = tmp_path / "saved.pt"
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+    code = LOADED.replace("LOAD", f"torch.load({str(path)!r}, map_location={location})", 1)
+    trace = trace_code(tmp_path, code.replace("RESULT", result), "train_step", "64")
+    weights = 4 * (64 * 512 + 512)
+    counts = 2 * 4  # of steps, which AdamW keeps on the GPU if they are loaded there
+    assert _held_at_the_end(trace) == (3 * weights if location == "'cpu'" else 4 * weights + counts)
+
+
+def test_weights_that_share_a_storage_are_loaded_once(tmp_path: Path) -> None:
+    """Tied weights are one block, as in the file."""
+    path = tmp_path / "saved.pt"
+    tied = torch.zeros(64, 64)
+    torch.save({"in": tied, "out": tied}, path)
+    code = f"{GLOBALS}\nkept = torch.load({str(path)!r}, map_location=device)\n"
+    assert _held_at_the_end(trace_code(tmp_path, code, "train_step")) == PARAMETERS + 64 * 64 * 4

@@ -1,12 +1,13 @@
 """Replace the functions that move tensors and modules between the GPU and the CPU."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, UntypedStorage, nn
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 from planner.capture.cuda.devices.host_tensors import Side
 from planner.capture.cuda.devices.names import names_cpu, names_gpu
@@ -19,6 +20,7 @@ from planner.capture.cuda.devices.placement import (
     opened,
     target_of,
 )
+from planner.capture.patching import patched
 from planner.capture.wrapped import is_wrapped
 
 
@@ -38,7 +40,10 @@ def moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
         placement = opened[-1]
         host = placement.host
         is_gpu, is_cpu = names_gpu(place), names_cpu(place)
-        if place == META_DEVICE and self in host:  # torch's own code knows the GPU by this name
+        is_on_gpu = not (placement.is_running or is_meta(self)) and self in placement.placed
+        if place == META_DEVICE and (
+            self in host or is_on_gpu
+        ):  # torch's own code knows the GPU by this name
             is_gpu = True
         if isinstance(place, Tensor):
             is_gpu, is_cpu = is_meta(place) and place not in host, place in host
@@ -219,14 +224,51 @@ def to_gpu(self: Tensor, device: Any = None, non_blocking: bool = False, **optio
 
 
 def loading(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a version of `torch.load` that loads to the CPU instead of the GPU.
+    """Return a version of `torch.load` that puts storages on the planned GPU if torch would put them on a GPU.
 
-    It does so if `map_location` is a GPU or None.
+    Without `map_location` the file says which storages were on a GPU when they were saved.
     """
 
     @functools.wraps(plain)
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        on_gpu = map_location is None or names_gpu(map_location)
-        return plain(f, "cpu" if on_gpu and opened else map_location, *args, **kwargs)
+        if not opened or names_cpu(map_location):
+            return plain(f, map_location, *args, **kwargs)
+
+        def place(storage: UntypedStorage, saved: str) -> UntypedStorage:
+            named: Any = saved if map_location is None or callable(map_location) else map_location
+            if callable(map_location):
+                placed: UntypedStorage | None = map_location(storage, saved)
+                if placed is not None:
+                    return placed
+            elif isinstance(named, Mapping):
+                named = named.get(saved, saved)
+            return storage_to_gpu(storage) if names_gpu(named) else storage
+
+        with patched(UntypedStorage, "data_ptr", _address):  # by which torch knows shared storages
+            loaded = plain(f, place, *args, **kwargs)
+        for one in tree_leaves(loaded) if names_gpu(map_location) else ():
+            if isinstance(one, Tensor) and is_meta(one):  # saved during the capture, without a storage
+                opened[-1].put(one)
+        return loaded
 
     return load
+
+
+def storage_to_gpu(self: UntypedStorage, *_: Any, **__: Any) -> UntypedStorage:
+    """Return a copy of a CPU storage on the planned GPU, or a storage of the GPU itself.
+
+    Inside a running loop, and if the model is built by shapes alone, the copy has no values.
+    """
+    placement = opened[-1]
+    if self.device.type == META:
+        return self
+    if placement.is_running or placement.target == META:
+        made = torch.empty(self.nbytes(), dtype=torch.uint8, device=META)
+    else:
+        made = torch.empty(0, dtype=torch.uint8, device=CPU).set_(self)
+    storage: UntypedStorage = placement.put(made).untyped_storage()
+    return storage
+
+
+def _address(storage: UntypedStorage) -> int:
+    return int(storage._cdata)

@@ -182,6 +182,7 @@ def _replacements() -> Iterator[Replacement]:
     yield Tensor, "_make_wrapper_subclass", staticmethod(factories.wrapping(Tensor._make_wrapper_subclass))
     yield Tensor, "cpu", moves.to_host
     yield Tensor, "numpy", moves.reading_array(Tensor.numpy)
+    yield torch.UntypedStorage, "cuda", moves.storage_to_gpu
     yield Tensor, "pin_memory", moves.pin
     yield Tensor, "record_stream", moves.record_stream
     yield torch, "load", moves.loading(checkpoints.loading(torch.load, _saved_files))

@@ -159,9 +159,13 @@ def _move_placed(placed: PlacedTensors) -> list[tuple[Tensor, Tensor]]:
             laid = tensor.storage_offset(), tensor.shape, tensor.stride()
             with torch.no_grad():
                 like.set_(shared.setdefault(storage._cdata, whole), *laid)
-        values, meta = _move({}, "", tensor, placed, like)
-        moved.append((values.data if type(values) is Tensor else values, meta))
+        moved.append(_without_base(*_move({}, "", tensor, placed, like)))
+        del like
     return moved
+
+
+def _without_base(values: Tensor, meta: Tensor) -> tuple[Tensor, Tensor]:
+    return values.data if type(values) is Tensor else values, meta
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.capture.arguments import leaves_of
-from planner.capture.cuda.devices.host_tensors import HostTensors, Side
+from planner.capture.cuda.devices.host_tensors import HostTensors, Side, innermost
 from planner.capture.cuda.devices.placed import CONVERSIONS
 from planner.capture.cuda.streams import Streams
 from planner.capture.meta_kernels.run import MetaRunner
@@ -136,6 +136,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._storages[key] = ref
         if self._provenance is not None:
             self._provenance.on_tensor(ref.block.number, tensor)
+
+    def has_recorded(self, tensor: Tensor) -> bool:
+        """Return whether the storage of a meta tensor is recorded. It is if the storage is empty."""
+        if is_wrapped(tensor):
+            return True
+        storage = innermost(tensor).untyped_storage()
+        return storage.nbytes() == 0 or storage._cdata in self._storages
 
     def record_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Record an operator that ran earlier.

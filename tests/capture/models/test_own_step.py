@@ -1379,3 +1379,19 @@ def test_weights_that_share_a_storage_are_loaded_once(tmp_path: Path) -> None:
     torch.save({"in": tied, "out": tied}, path)
     code = f"{GLOBALS}\nkept = torch.load({str(path)!r}, map_location=device)\n"
     assert _held_at_the_end(trace_code(tmp_path, code, "train_step")) == PARAMETERS + 64 * 64 * 4
+
+
+@pytest.mark.parametrize("result", ["loss", "loss.item()"])
+def test_a_tensor_of_a_library_object_is_copied_to_the_gpu(tmp_path: Path, result: str) -> None:
+    """The object keeps it on the CPU, as a noise scheduler does its tables, and the step moves it."""
+    code = f"""
+model = nn.Linear(64, 8).cuda()
+table = torch.utils.data.TensorDataset(torch.zeros(4096, 64))
+
+def train_step(x):
+    rows = table.tensors[0].to(x.device if x.is_cuda else "cuda")
+    loss = model(x.cuda() * rows.sum(0)).sum()
+    loss.backward()
+    return {result}
+"""
+    assert born(trace_code(tmp_path, code, "train_step", "64", steps=1)).count(4096 * 64 * 4) == 1

@@ -54,7 +54,7 @@ def moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
             args, kwargs = _with_device(META if is_meta(self) else target, args, kwargs)
         if not is_meta(self):
             moved = plain(self, *args, **kwargs)
-        elif is_gpu and self in host:
+        elif is_gpu and (self in host or (placement.stands_for_host and not placement.has_recorded(self))):
             with host.moving_to(Side.GPU):
                 moved = plain(self, *args, **{**kwargs, "copy": True})
         elif is_cpu and not placement.is_running and self in placement.placed:
@@ -224,7 +224,7 @@ def to_gpu(self: Tensor, device: Any = None, non_blocking: bool = False, **optio
 
 
 def loading(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a version of `torch.load` that puts storages on the planned GPU if torch would put them on a GPU.
+    """Return a version of `torch.load` that puts a storage on the planned GPU if torch would put it on a GPU.
 
     Without `map_location` the file says which storages were on a GPU when they were saved.
     """

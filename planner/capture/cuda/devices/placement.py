@@ -41,6 +41,7 @@ class Placement:
     graphs: cuda_graphs.Graphs = field(default_factory=cuda_graphs.Graphs)
     on_empty_cache: Callable[[], None] = lambda: None  # replaced by a recorder's method in `watch`
     on_resize: Callable[[Tensor], None] = lambda tensor: None  # likewise; called with the resized tensor
+    has_recorded: Callable[[Tensor], bool] = lambda tensor: True  # likewise; False for a tensor on the CPU
     remarks: dict[str, str] = field(default_factory=dict)  # remark -> the first line that causes it
     names: Names | None = None  # torch's names that are replaced while a placement is open
     # Work postponed until the set-up is recorded, each with a marker tensor that gives its order.
@@ -65,6 +66,7 @@ class Placement:
         """
         self.on_empty_cache = recorder.record_empty_cache
         self.on_resize = recorder.record_resize
+        self.has_recorded = recorder.has_recorded
         self.graphs.open_pool = recorder.graph_pool
 
     def empty_cache(self) -> None:

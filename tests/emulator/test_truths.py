@@ -33,6 +33,10 @@ chosen = distributions.Categorical(logits=x)
 chosen.log_prob(chosen.sample())
 distributions.MultivariateNormal(torch.zeros(2, device="cuda"), torch.eye(2, device="cuda")).rsample()
 
+for mean, std in ((x, x.exp()), (0.5, x.exp()), (x, 0.5)):
+    drawn = torch.normal(mean, std)
+    assert drawn.shape == x.shape and drawn.dtype == x.dtype and drawn.is_cuda
+torch.distributions.Normal(x, x.exp()).sample((3,))
 kept = torch.where(torch.isfinite(x), x, 0)
 assert type(kept) is torch.Tensor and type(x[torch.isfinite(x)]) is torch.Tensor
 torch.func.vmap(lambda row: torch.isfinite(row).all())(x)

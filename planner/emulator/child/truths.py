@@ -78,6 +78,32 @@ def attach(torch: Any) -> None:
         for name in _CHECKS:
             setattr(holder, name, passing(getattr(holder, name)))
         holder.allclose = close(holder.allclose)
+    torch.normal = _without_check(torch, torch.normal)
+
+
+def _without_check(torch: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a version of `torch.normal` that runs the kernels of its check, but does not read the result.
+
+    torch checks in C++ that no standard deviation is negative (ATen/native/DistributionTemplates.h,
+    `CHECK_NORMAL_TENSOR_STD`), once for the call and once for the version with a given output.
+    """
+
+    @wraps(plain)
+    def normal(mean: Any, std: Any = 1.0, *args: Any, generator: Any = None, **kwargs: Any) -> Any:
+        is_checked = isinstance(std, torch.Tensor) and std.is_cuda and std.numel()
+        if not is_checked or args or kwargs or torch.compiler.is_compiling():
+            return plain(mean, std, *args, generator=generator, **kwargs)
+        std.min().ge(0)
+        if isinstance(mean, torch.Tensor):
+            made = mean.new_empty(torch.broadcast_shapes(mean.shape, std.shape))
+            std.min().ge(0)
+        else:
+            made = torch.empty_like(std, memory_format=torch.contiguous_format)
+            std.min().ge(0)
+            mean = torch.full((), mean, dtype=made.dtype, device=made.device)
+        return made.normal_(generator=generator).mul_(std).add_(mean)
+
+    return normal
 
 
 @cache

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from planner._support.lazy_exports import attach_stub
 
 if TYPE_CHECKING:
+    from . import errors as errors
     from .api.advise import AdviceResult as AdviceResult, advise as advise
     from .api.check.check import CheckResult as CheckResult, check as check
     from .api.diagnose import DiagnoseResult as DiagnoseResult, diagnose as diagnose
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
     from .hardware import Device as Device
     from .jobs import Job as Job
 
-__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)
+else:  # type checkers would accept any name
+    __getattr__, __dir__, __all__ = attach_stub(__name__, __file__)
 
 # The public names of the hooks' modules, and the modules that implement them.
 _ALIASES = {

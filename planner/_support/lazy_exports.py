@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 _IMPORT = re.compile(r"^ *from \.([\w.]+) import (\([^)]*\)|.*)$", re.MULTILINE)
+_SUBMODULE = re.compile(r"^ *from \. import (\w+) as \1$", re.MULTILINE)
 _NAME = re.compile(r"(\w+) as \1\b")
 
 Exports = tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]
@@ -33,19 +34,23 @@ class _Facade(ModuleType):
 def attach_stub(package: str, file: str) -> Exports:
     """Return a package's `__getattr__`, `__dir__` and `__all__`, made from the stub next to `file`.
 
-    The stub has lines of the form `from .module import name as name`. Without a stub, these lines are read
-    from `__init__.py` itself, which has them for type checkers alone.
+    The stub has lines of the form `from .module import name as name` or, for a submodule, which is not in
+    `__all__`, `from . import module as module`. Without a stub, these lines are read from `__init__.py`
+    itself, which has them for type checkers alone.
     """
     stub = Path(file).with_suffix(".pyi")
     text = (stub if stub.exists() else Path(file)).read_text(encoding="utf-8")
     homes = {name: module for module, names in _IMPORT.findall(text) for name in _NAME.findall(names)}
+    public = sorted(homes)
+    homes |= dict.fromkeys(_SUBMODULE.findall(text), "")
 
     def get(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(f"{package}.{homes[name]}"), name)
+        module = import_module(f"{package}.{homes[name]}".removesuffix("."))
+        value = getattr(module, name) if homes[name] else import_module(f"{package}.{name}")
         sys.modules[package].__dict__[name] = value
         return value
 
     sys.modules[package].__class__ = _Facade
-    return get, lambda: sorted(homes), sorted(homes)
+    return get, lambda: sorted(homes), public

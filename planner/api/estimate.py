@@ -11,6 +11,7 @@ from planner.api.request.varying import VaryingResult, estimate_of_varying, is_v
 from planner.jobs import split_model
 from planner.planning import Estimate
 from planner.planning.estimators import Method, find_method, reject_unsupported_options, takes_loss
+from planner.program import Outcome
 from planner.report import Report, Result, report_of
 
 if TYPE_CHECKING:
@@ -25,9 +26,9 @@ class EstimateResult(Result):
     import_seconds: float
 
     @property
-    def fits(self) -> str:
-        """Return whether the batch fits: `yes`, `with_retries` or `no`."""
-        return self.estimate.outcome.value
+    def fits(self) -> Outcome:
+        """Return whether the batch fits: `yes`, `with_retries` or `no`. `no` is false as a condition."""
+        return self.estimate.outcome
 
     def _report(self) -> Report:
         from planner.report import estimate_document, estimate_to_json
@@ -43,9 +44,9 @@ class StaticEstimateResult(Result):
     import_seconds: float
 
     @property
-    def fits(self) -> str:
-        """Return whether the batch fits: `yes` or `no`."""
-        return "yes" if self.estimate.fits else "no"
+    def fits(self) -> Outcome:
+        """Return whether the batch fits: `yes` or `no`. `no` is false as a condition."""
+        return Outcome.FITS if self.estimate.fits else Outcome.DOES_NOT_FIT
 
     def _report(self) -> Report:
         from planner.report import static_estimate_document, static_estimate_to_json

@@ -8,6 +8,7 @@ process: `planner.capture.subprocess`.
 
 import errno
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -62,7 +63,7 @@ def _preserved() -> Iterator[Callable[[], Callable[[], None]]]:
         return change
 
     try:
-        with warnings.catch_warnings(), _process_kept():
+        with warnings.catch_warnings(), _process_kept(), torch.inference_mode(False):
             yield note_changes
     finally:
         restore_modes()
@@ -138,22 +139,24 @@ def foreign_errors(explain: Callable[[BaseException], PlannerError]) -> Iterator
     `explain` makes an error, in one line. Foreign code may raise any exception. The planner's own errors
     pass, and so does a KeyboardInterrupt, even one that is behind another exception.
     """
+    handled = sys.exception()
     try:
         yield
     except (PlannerError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise_interrupt(error)
+        raise_interrupt(error, handled)
         raise explain(error) from error
 
 
-def raise_interrupt(error: BaseException) -> None:
+def raise_interrupt(error: BaseException, handled: BaseException | None) -> None:
     """Raise the KeyboardInterrupt behind an exception, if there is one.
 
-    It is sought in the exception's causes and contexts.
+    It is sought in the exception's causes and contexts, up to `handled`, the exception that the caller was
+    handling before.
     """
     behind = error.__cause__ or error.__context__
-    while behind is not None:
+    while behind is not None and behind is not handled:
         if isinstance(behind, KeyboardInterrupt):
             raise behind
         behind = behind.__cause__ or behind.__context__

@@ -79,7 +79,7 @@ def progress(elsewhere: OnProgress = lambda line: None) -> Iterator[OnProgress]:
 
 def warn(line: str) -> None:
     """Print a warning on standard error, over the current line of progress."""
-    start = "\r" if sys.stderr.isatty() else ""
+    start = "\r\x1b[K" if sys.stderr.isatty() else ""  # which erases the line
     print(f"{start}planner: {printable(shortened(' '.join(line.split())))}", file=sys.stderr)
 
 

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, SupportsIndex, TypeVar
 
 from planner.errors import UsageError
 from planner.jobs.fsdp import FsdpArguments
@@ -218,11 +218,12 @@ def choose(kind: type[E], text: str, what: str) -> E:
 
 
 def check_count(what: str, value: object, most: int, least: int = 1) -> int:
-    """Return `value` if it is a whole number from `least` to `most`. Raises UsageError otherwise."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+    """Return `value` as an int if it is a whole number from `least` to `most`, else raise UsageError."""
+    number = value.__index__() if isinstance(value, SupportsIndex) and not isinstance(value, bool) else None
+    if number is None or not least <= number <= most:
         problem = "is a string" if isinstance(value, str) else "is refused"
         raise UsageError(f"{what}: {shown(str(value))} {problem}; use a whole number from {least} to {most}")
-    return value
+    return number
 
 
 def is_argument_name(text: str) -> bool:

@@ -60,6 +60,10 @@ class Outcome(StrEnum):
     FITS_WITH_RETRIES = "with_retries"  # cached segments had to be released on the way, which costs time
     DOES_NOT_FIT = "no"
 
+    def __bool__(self) -> bool:
+        """Return whether the batch fits."""
+        return self is not Outcome.DOES_NOT_FIT
+
 
 class Alloc(Struct, frozen=True, gc=False):
     """The allocation of a block, with the requested size. The allocator rounds the size up later."""

@@ -87,12 +87,55 @@ def test_python_refuses_what_would_mean_nothing(options: dict[str, Any], message
         assert str(caught.value) == message
 
 
-def test_python_wants_what_builds_a_module() -> None:
-    """A module that is built already is callable, but it is not what builds one."""
+def test_python_takes_a_module() -> None:
+    """A module is planned as the function that returns it; other objects are refused."""
     from torch import nn
 
-    with pytest.raises(UsageError, match=r"^Linear: this module is built already; give the class, or a func"):
-        planner.estimate(nn.Linear(2, 2), 2, input="2", loss="sum")
+    module = nn.Linear(2, 2)
+    given = planner.estimate(module, 2, input="2", loss="sum").to_dict()
+    made = planner.estimate(lambda: nn.Linear(2, 2), 2, input="2", loss="sum").to_dict()
+    assert given["model"] == "Linear"
+    assert given["breakdown_mib"] == made["breakdown_mib"]
+    assert not module.weight.is_meta
+    for other, kind in ((5, "an int"), ([module], "a list")):
+        with pytest.raises(UsageError, match=f"^{kind} is no model; give a name, a job, or what makes"):
+            planner.estimate(other, 2, input="2")  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
+def test_a_plan_of_training_has_gradients(mode: str) -> None:
+    """Inside of `no_grad` and `inference_mode` too, which are open again afterwards."""
+    import torch
+
+    with getattr(torch, mode)():
+        planner.estimate(lambda: torch.nn.Linear(2, 2), 2, input="2", loss="sum")
+        assert torch.is_inference_mode_enabled() is (mode == "inference_mode")
+        assert not torch.is_grad_enabled()
+
+
+def test_a_handled_interrupt_is_not_raised_again() -> None:
+    """A plan that fails while its caller handles Ctrl-C says why the plan fails."""
+
+    def broken() -> object:
+        raise ValueError("no weights")
+
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        with pytest.raises(planner.errors.ModelError, match="no weights"):
+            planner.estimate(broken, 2, input="2", loss="sum")
+
+
+def test_an_outcome_is_a_condition() -> None:
+    """`if result.fits` holds for a batch that fits; sizes may be numpy's."""
+    import numpy as np
+    from torch import nn
+
+    options: Any = {"input": "1024", "loss": "sum", "gpu_mib": 2000}
+    outcomes = [
+        planner.estimate(lambda: nn.Linear(1024, 1024), np.int64(n), **options).fits for n in (2, 10**6)
+    ]
+    assert [(str(one), bool(one)) for one in outcomes] == [("yes", True), ("no", False)]
 
 
 def test_one_argument_of_a_constructor_needs_no_list() -> None:

@@ -141,7 +141,7 @@ def gpus(
         if options.get(name) is not None:
             raise UsageError(f"--{name.replace('_', '-')}: all GPUs are planned for; choose with --filter")
     if batch is not None:
-        check_count("--batch", batch, LARGEST_BATCH)
+        batch = check_count("--batch", batch, LARGEST_BATCH)
     multiple = find_multiple(multiple_of)
     price_list = open_prices(prices, prices_date, spot)
     quotes = quotes_of(price_list, read_throughput(throughput))

@@ -31,6 +31,7 @@ from planner.jobs import (
     is_cudnn_of_files,
     is_torchtitan,
     kind_of_code,
+    kind_text,
     load_catalogue,
     merge_job,
     parse_arguments,
@@ -131,7 +132,7 @@ def open_request(
     Raises UsageError, DataFileError, or ModelError if an import fails.
     """
     if batch is not None:
-        check_count("--batch", batch, LARGEST_BATCH)
+        batch = check_count("--batch", batch, LARGEST_BATCH)
     isolation_limit(options)
     if command:
         reject_sources(options, command)
@@ -265,15 +266,17 @@ def make_job(
             catalogue = {**catalogue, model: read_torchtitan(model, given)}
         job = complete_from_library(resolve_job(model, catalogue, **given), stores)
         return job, None if split_model(model).source else catalogue[model].batch, None
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(model, torch.nn.Module):
-        raise UsageError(
-            f"{type(model).__name__}: this module is built already; give the class, or a function that "
-            "builds it, such as lambda: Net(10)"
-        )
-    base = model if isinstance(model, Job) else _job_of_factory(model, given)
+    torch, factory = sys.modules.get("torch"), None
+    if isinstance(model, Job):
+        base = model
+    elif torch is not None and isinstance(model, torch.nn.Module):  # it is restored after each capture
+        base, factory = _job_of_factory(type(model), given), lambda: model
+    elif callable(model):
+        base, factory = _job_of_factory(model, given), model
+    else:
+        raise UsageError(f"{kind_text(model)} is no model; give a name, a job, or what makes the module")
     job = complete_from_library(complete_job(merge_job(base, given)), stores)
-    return job, None, model if callable(model) else None
+    return job, None, factory
 
 
 def _job_of_factory(factory: Factory, given: Mapping[str, Any]) -> Job:

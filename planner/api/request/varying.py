@@ -15,6 +15,7 @@ from planner.planning import (
     estimate_varying,
     find_varying_batch,
 )
+from planner.program import Outcome
 from planner.report import Report, Result, report_of
 
 
@@ -40,9 +41,9 @@ class VaryingResult(Result):
         return self.answer_batch
 
     @property
-    def fits(self) -> str:
-        """Return `yes` if a batch fits, else `no`."""
-        return "yes" if self.answer_batch else "no"
+    def fits(self) -> Outcome:
+        """Return whether a batch fits: `yes` or `no`. `no` is false as a condition."""
+        return Outcome.FITS if self.answer_batch else Outcome.DOES_NOT_FIT
 
     def _report(self) -> Report:
         from planner.report import varying_document, varying_to_json

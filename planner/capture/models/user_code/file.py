@@ -165,6 +165,7 @@ def _run_file(path: Path) -> tuple[ModuleType, Callable[[], None]]:
         raise ModelError(f"{path.name}: is no Python file; name one that ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look a class's module up there
+    handled = sys.exception()
     try:
         with preserve_process_state() as note_changes:
             sys.argv[:] = [str(path)]  # some files parse it at their top level
@@ -177,7 +178,7 @@ def _run_file(path: Path) -> tuple[ModuleType, Callable[[], None]]:
         sys.modules.pop(name, None)
         raise
     except BaseException as error:
-        raise_interrupt(error)
+        raise_interrupt(error, handled)
         sys.modules.pop(name, None)
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == str(path)]

@@ -47,8 +47,9 @@ def attach_stub(package: str, file: str) -> Exports:
     def get(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module = import_module(f"{package}.{homes[name]}".removesuffix("."))
-        value = getattr(module, name) if homes[name] else import_module(f"{package}.{name}")
+        home = homes[name]
+        module = import_module(f"{package}.{home or name}")
+        value = getattr(module, name) if home else module
         sys.modules[package].__dict__[name] = value
         return value
 

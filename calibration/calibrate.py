@@ -20,6 +20,7 @@ from calibration.campaign_file import STANDARD, BatchSeries, load_campaign
 from calibration.observations import observation_path, save_observation
 from calibration.probe.client import find_gpu, measure
 from calibration.records.reader import read_measured_records
+from calibration.trainings import RUNS
 from planner.allocator import UNLIMITED, config_of_torch, parse_alloc_conf, replay_trace
 from planner.allocator.history import save_history
 from planner.emulator import default_source
@@ -39,8 +40,6 @@ from planner.hardware.calibration import (
 from planner.jobs import SOURCES, Job, load_catalogue
 from planner.planning import open_traces
 from planner.program import OnProgress, Target, has_convolutions
-
-RUNS = "runs"
 
 
 class ImportResult(Struct, frozen=True):

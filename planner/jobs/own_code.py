@@ -150,7 +150,7 @@ class _File:
             near = nearest(method, self._methods(inner))
             hint = f"the nearest: {near}" if near else "check the name"
             raise UsageError(f"{where}: {owner} has no {shown(method)}; {hint}")
-        known = set(_names_of(self._tree))
+        known = self._names
         if owner not in known and "*" not in known:
             near = nearest(name, sorted(known, reverse=True))  # Net rather than net
             hint = f"the nearest: {near}" if near else "check the name"

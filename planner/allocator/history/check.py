@@ -25,10 +25,9 @@ from planner.allocator.config import (
     config_of_torch,
     parse_alloc_conf,
 )
-from planner.allocator.history.history import SEGMENT_ACTIONS, History, HistoryEvent
+from planner.allocator.history.history import SEGMENT_SIGNS, History, HistoryEvent
 
 _GRANTS = ("segment_alloc", "segment_map")
-_SIGNS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 
 
 class HistoryCheck(Struct, frozen=True):
@@ -94,7 +93,7 @@ class _Cuda:
             return False
         if following is None and not self.fails:
             raise self._unasked(size_bytes)
-        changed_bytes = sum(_SIGNS[one.action] * one.size_bytes for one in self.made)
+        changed_bytes = sum(SEGMENT_SIGNS[one.action] * one.size_bytes for one in self.made)
         self.refused.append(self.reserved_bytes + changed_bytes + size_bytes)
         return True
 
@@ -130,7 +129,7 @@ class _Check:
         )
         self._blocks = self._allocator.hold(history.start)
         self._cuda.ranges += self._allocator.ranges()
-        changes = (_SIGNS.get(event.action, 0) * event.size_bytes for event in history.events)
+        changes = (SEGMENT_SIGNS.get(event.action, 0) * event.size_bytes for event in history.events)
         self._most_bytes = max(accumulate(changes, initial=self._allocator.reserved_bytes))
         self._allocations = self._frees = self._segment_events = self._emptied = 0
         self._retries = self._ooms = 0
@@ -220,7 +219,7 @@ def _requests(
     """
     segments: list[SegmentEvent] = []
     for index, event in enumerate(events):
-        if event.action in SEGMENT_ACTIONS:
+        if event.action in SEGMENT_SIGNS:
             segments.append(SegmentEvent(event.action, event.address, event.size_bytes))  # type: ignore[arg-type]
         elif event.action in ("alloc", "free_completed", "oom"):
             yield index, segments, event

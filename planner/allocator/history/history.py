@@ -15,8 +15,9 @@ from msgspec import Struct
 from planner.allocator.blocks import SegmentState
 from planner.program import Category, Phase, Site
 
-SEGMENT_ACTIONS = ("segment_alloc", "segment_free", "segment_map", "segment_unmap")
-ACTIONS = ("alloc", "free_requested", "free_completed", *SEGMENT_ACTIONS, "oom", "snapshot")
+# The sign by which each action on segments changes the reserved memory.
+SEGMENT_SIGNS = {"segment_alloc": 1, "segment_free": -1, "segment_map": 1, "segment_unmap": -1}
+ACTIONS = ("alloc", "free_requested", "free_completed", *SEGMENT_SIGNS, "oom", "snapshot")
 MOST_EVENTS = 400_000  # three steps of a ResNet-50 have 20,000
 
 

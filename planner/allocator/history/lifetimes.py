@@ -12,12 +12,11 @@ from typing import TypeVar
 from msgspec import Struct
 
 from planner.allocator.config import MIB, AllocatorConfig, config_of_torch, parse_alloc_conf
-from planner.allocator.history.history import History, HistoryEvent
+from planner.allocator.history.history import SEGMENT_SIGNS, History, HistoryEvent
 from planner.allocator.history.lcs import Pair
 from planner.program import Alloc, Category, Event, Free, Phase, PhaseStart, Site
 
 T = TypeVar("T")
-_CHANGES = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 
 
 class Recording(Struct, frozen=True):
@@ -75,7 +74,7 @@ def recording_of(history: History, source: str) -> Recording:
 def _peak_reserved(history: History) -> int | None:
     """Return the most bytes reserved at once, or None if the record has no segments."""
     held = sum(state.size_bytes for state in history.start)
-    changes = (_CHANGES.get(event.action, 0) * event.size_bytes for event in history.events)
+    changes = (SEGMENT_SIGNS.get(event.action, 0) * event.size_bytes for event in history.events)
     return max(accumulate(changes, initial=held)) or None
 
 

@@ -14,10 +14,9 @@ from torch.utils._pytree import tree_map_only
 
 from planner.capture.loop.precision import convert_inputs, format_of
 from planner.capture.loop.runtime import Batch, BatchLoader
-from planner.capture.models.transformers.contents import known_contents
+from planner.capture.models.transformers.contents import OBJECTS, known_contents
 from planner.jobs import Job, Mode, TensorSpec, batch_of_specs, evaluated_job
 
-OBJECTS = 8  # per image; COCO has 7.7 on average (Lin et al., Microsoft COCO, 2014)
 _DETECTORS = (
     ("generalized_rcnn", "GeneralizedRCNN"),
     ("retinanet", "RetinaNet"),

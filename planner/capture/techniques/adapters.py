@@ -108,7 +108,7 @@ def _plain(name: str, value: Any) -> Any:
     if isinstance(value, tuple):
         return list(value)
     is_names = isinstance(value, str) and re.fullmatch(r"[\w.]+(\s*,\s*[\w.]+)*", value)
-    if name in _PLACES and is_names and value != "all-linear":
+    if name in _PLACES and is_names:
         return re.split(r"\s*,\s*", value)
     return value
 

@@ -6,6 +6,7 @@ environment is as in a process that torchrun started.
 """
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
@@ -149,15 +150,16 @@ def _on_gpu(plain: Callable[..., None]) -> Callable[..., None]:
 
 
 def _of_any_backend(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a wrapper of `new_group` that ignores the keywords `backend` and `device_id`.
+    """Return a wrapper of `new_group` that ignores the arguments `backend` and `device_id`.
 
     The new group has the backend of the open process group.
     """
+    signature = inspect.signature(plain)
 
     @functools.wraps(plain)
-    def make(*args: Any, backend: Any = None, **kwargs: Any) -> Any:
-        kwargs.pop("device_id", None)
-        return plain(*args, **kwargs)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        return plain(**{name: value for name, value in given.items() if name not in ("backend", "device_id")})
 
     return make
 

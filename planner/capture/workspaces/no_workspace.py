@@ -44,8 +44,8 @@ _NAMES = """
     # cells of recurrent layers (native/cuda/RNN.cu): their workspace is an output
     _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl _thnn_fused_gru_cell
     _thnn_fused_gru_cell_backward _thnn_differentiable_lstm_cell_backward _cudnn_init_dropout_state
-    # attention whose workspaces are outputs
-    _scaled_dot_product_efficient_attention _fused_sdp_choice
+    # the choice of attention's kernel
+    _fused_sdp_choice
     # optimizers in place
     _foreach_add_ _foreach_mul_ _foreach_sub_ _foreach_div_ _foreach_addcmul_ _foreach_addcdiv_
     _foreach_lerp_ _foreach_sqrt_ _foreach_neg_ _foreach_zero_ _foreach_copy_ _foreach_sqrt _foreach_add

@@ -133,13 +133,19 @@ def _values(command: str, field: str, beginning: str) -> list[str]:
 def _choices(command: str) -> dict[str, Sequence[str]]:
     from planner.api import PRICE_SORTS, SORTS
     from planner.jobs import JOB_OPTIONS
+    from planner.planning.check import FailOn
     from planner.planning.estimators import Method
+    from planner.report import FORMATS
 
     return {
         **{one.name: [*one.choices, *one.more_words] for one in JOB_OPTIONS if one.choices is not None},
         "method": list(Method),
         "sort": [*SORTS, *PRICE_SORTS] if command == "gpus" else (),
         "alloc_conf": ("expandable_segments:True",),
+        "fail_on": list(FailOn),
+        "framework": ("torch", "tensorflow"),
+        "engine": ("local", "dask"),
+        "form": list(FORMATS),
     }
 
 

@@ -12,7 +12,7 @@ from planner.allocator.config import MIB, MemoryLimits, config_of_torch, parse_a
 from planner.allocator.history.check import check_history
 from planner.allocator.history.file import load_history, save_history
 from planner.allocator.history.history import (
-    SEGMENT_ACTIONS,
+    SEGMENT_SIGNS,
     History,
     HistoryEvent,
     HistoryMark,
@@ -229,14 +229,14 @@ def test_histories_of_the_simulator_replay_alike(
     history = made_by_simulator(seed, alloc_conf, limit_bytes, torch)
     check = check_history(history)
     assert check.difference is None
-    assert check.segment_events == sum(event.action in SEGMENT_ACTIONS for event in history.events)
+    assert check.segment_events == sum(event.action in SEGMENT_SIGNS for event in history.events)
 
 
 @given(st.integers(0, 10**6), st.data())
 def test_no_changed_segment_goes_unnoticed(seed: int, data: st.DataObject) -> None:
     """A segment event with another size is a difference."""
     history = made_by_simulator(seed, "", 200 * MIB)
-    segments = [index for index, event in enumerate(history.events) if event.action in SEGMENT_ACTIONS]
+    segments = [index for index, event in enumerate(history.events) if event.action in SEGMENT_SIGNS]
     index = data.draw(st.sampled_from(segments))
     event = history.events[index]
     changed = (

@@ -38,7 +38,7 @@ def evaluated_steps(arguments: Any, steps: int) -> dict[int, str]:
     strategy = str(getattr(arguments.eval_strategy, "value", arguments.eval_strategy))
     found = {0: "before the first step"} if arguments.eval_on_start else {}
     if strategy != "no":
-        found[max(steps - 1, 1)] = "before the last step"
+        found[max(steps - 1, 1)] = "before the last step" if steps > 1 else "after the only step"
     return found
 
 

@@ -66,7 +66,7 @@ def compare(
 
 
 def _as_measured(budget: Budget, measured: Measured | str, options: Options) -> Budget:
-    """Return the budget with the allocator defaults of the torch version that measured a value.
+    """Return the budget with the allocator defaults of the torch version under which a value was measured.
 
     The option `alloc_conf` still applies. The budget is returned unchanged if `measured` is the reason why no
     value is stored.

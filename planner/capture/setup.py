@@ -111,9 +111,10 @@ def _record_flattened(module: nn.Module, recorder: Recorder, name: str) -> None:
 
 
 def _record_others(module: Any, recorder: Recorder, name: str) -> None:
-    """Record the move of tensors that a module's own `_apply` moves besides its parameters and buffers.
+    """Move the tensors that only a module's own `_apply` moves to new meta tensors, and record them.
 
-    Metrics of torchmetrics hold such tensors as states. Parameters and buffers are recorded before.
+    Metrics of torchmetrics hold such tensors as states. Parameters and buffers are recorded before. A module
+    that user code moved to the CPU is skipped.
     """
     if type(module)._apply.__module__.partition(".")[0] == "torch" or module in modules_on_cpu():
         return

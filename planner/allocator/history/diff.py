@@ -148,9 +148,9 @@ def compare_with_recording(trace: Trace, recording: Recording) -> Difference:
 
 
 def _peak(side: Trace | Recording, config: AllocatorConfig) -> tuple[Replay, int]:
-    """Replay a trace or recording without limits, and return the replay with the position of its peak.
+    """Replay a trace or recording without limits, and return the replay with the allocations before its peak.
 
-    The position is the number of allocations before the allocation that reaches the allocated peak.
+    The second value is the number of allocations before the allocation that reaches the allocated peak.
     """
     limits = MemoryLimits(config=replace(config, per_process_memory_fraction=1.0))
     run = replay_trace(Trace(side.events, side.sites, batch=1), limits)

@@ -24,7 +24,10 @@ from planner.program import NEWEST_TORCH, format_torch_version, torch_version_of
 
 
 class DeviceHandle:
-    """The stand-in for `torch.cuda` in meshes on the meta device. torch.distributed calls its methods."""
+    """The stand-in for `torch.cuda` in meshes on the meta device. It makes streams that are recorded.
+
+    torch.distributed calls its methods.
+    """
 
     Event = Handle
 

@@ -19,7 +19,7 @@ _aten = torch.ops.aten
 
 
 def staging_copies(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, host: Any) -> Ops:
-    """Return the temporary GPU blocks of a copy between GPU and CPU.
+    """Return the allocations of temporary GPU blocks by a copy between GPU and CPU.
 
     Returns () if the copy needs none. Operators other than such copies need none. `host` contains the CPU
     tensors, including the result `out` of a conversion if `out` is on the CPU.

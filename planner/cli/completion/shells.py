@@ -59,7 +59,10 @@ def _for_bash(line: str, place: str) -> str:
 
 
 def _for_zsh(line: str) -> str:
-    """Return zsh code that offers the candidates. Without candidates, the code completes file names."""
+    """Return zsh code that offers completions of the last word of a command line.
+
+    Without completions, the code completes file names.
+    """
     words = _split(line)[1:]
     word = words.pop() if words and not line[-1:].isspace() else ""
     matches = candidates(words, word)

@@ -352,7 +352,7 @@ def _by_growth(item: tuple[tuple[Site, Category | None], int]) -> tuple[int, str
 def _replays(
     trace: Trace, history: History, end: int, reserved: int, refused: int | None
 ) -> tuple[Help, ...]:
-    """Return, for each of `SETTINGS`, whether the requests would have been served.
+    """Replay a history under each of `SETTINGS`, and return whether its requests would have been served.
 
     The requests up to event `end` are replayed. The GPU had at least the reserved memory, plus the memory
     that was free if a request failed. It had less than `refused`, the level of reserved memory that it

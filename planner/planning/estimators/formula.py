@@ -60,7 +60,7 @@ class Counts(Struct, frozen=True):
 
 
 class AffineCounts(Struct, frozen=True):
-    """The numbers of elements that the formula counts. They are affine functions of the batch size."""
+    """The numbers of elements that `--method formula` counts, as affine functions of the batch size."""
 
     input_elements_per_sample: int
     output_elements_per_sample: int

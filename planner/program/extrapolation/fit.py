@@ -172,9 +172,9 @@ def _where(trace: Trace, event: Alloc) -> str:
 
 
 def fit_pinned(first: Trace, second: Trace) -> tuple[tuple[int, int], ...]:
-    """Return the fixed bytes and bytes per sample of each pinned host block.
+    """Fit the bytes of each pinned host block to two traces, as fixed bytes and bytes per sample.
 
-    They are fitted to two traces. Raises NotAffineError.
+    Raises NotAffineError.
     """
     if len(first.pinned) != len(second.pinned):
         raise NotAffineError(f"{len(first.pinned)} and {len(second.pinned)} blocks of pinned memory")

@@ -16,7 +16,10 @@ _MOST_FRAMES = 16  # between a read in Python and the dispatch mode that asks
 
 
 class Rejections(Struct):
-    """A counter of the drawing rounds of `trunc_normal_`. It is for the current call."""
+    """A prediction of whether a drawing round of `trunc_normal_` rejects a weight.
+
+    It counts the rounds of the current call.
+    """
 
     rounds: int = 0  # rounds after the first of the current call
 

@@ -101,7 +101,7 @@ def _on_gpu(post_init: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def _known_logps(trainer: Any, dataset: Any, name: str, batch_size: int) -> Any:
-    """Return a dataset with zeros as log probabilities of the reference model.
+    """Add log probabilities of the reference model to a dataset, all zero.
 
     `precompute_ref_log_probs` would compute these columns.
     """

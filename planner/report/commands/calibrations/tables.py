@@ -172,7 +172,7 @@ def _run_row(run: dict[str, Any]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Campaign:
-    """The runs, limits, calibrations and failures of one call of `planner calibrate`."""
+    """The results of a call of `planner calibrate`: calibrations, limits, failures, number of runs."""
 
     folder: Path
     new: int  # number of new runs in this call

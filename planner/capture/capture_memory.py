@@ -1,5 +1,6 @@
 """Remember results of a job's captures for captures at other batch sizes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -20,21 +21,16 @@ class CaptureMemory:
     logs: ReadLogs = field(default_factory=ReadLogs)
     growth_lines: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)  # by (module, op)
 
-    def knows_lines(self, trace: Trace) -> bool:
-        """Return whether the source lines of all growth sources of the trace are known."""
-        return all((one.module, one.op) in self.growth_lines for one in trace.growth_sources)
+    def with_lines(self, trace: Trace, capture: Callable[[], Trace]) -> Trace:
+        """Return the trace with source lines in its growth sources.
 
-    def add_lines(self, trace: Trace) -> None:
-        """Remember the source lines of a trace's growth sources.
-
-        The trace must have been captured with provenance.
+        `capture` is called if not all lines are known from earlier captures. It returns the same trace with
+        lines.
         """
-        self.growth_lines.update(
-            ((one.module, one.op), (one.source, one.code)) for one in trace.growth_sources
-        )
-
-    def with_lines(self, trace: Trace) -> Trace:
-        """Return the trace with remembered source lines in its growth sources."""
+        if any((one.module, one.op) not in self.growth_lines for one in trace.growth_sources):
+            self.growth_lines.update(
+                ((one.module, one.op), (one.source, one.code)) for one in capture().growth_sources
+            )
         return replace(trace, growth_sources=tuple(map(self._with_line, trace.growth_sources)))
 
     def _with_line(self, growth: GrowthSource) -> GrowthSource:

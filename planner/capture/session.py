@@ -22,7 +22,7 @@ from planner.capture.recorded_loop import record_loop
 from planner.capture.recorder.provenance import ProvenanceCollector
 from planner.capture.recorder.recorder import Recorder, Run
 from planner.capture.symbolic.kernel_calls import RecordedCall
-from planner.capture.techniques.own_step import BATCH_ON_GPU_NOTE, BatchOnHostError
+from planner.capture.techniques.own_step import with_batch_on_gpu
 from planner.capture.techniques.table import techniques_of
 from planner.capture.techniques.technique import BuiltModel, CapturedLoop
 from planner.capture.values.interpretation import Interpretation, Shapes, Values
@@ -64,11 +64,10 @@ def record(
     trace = session.run(batch)
     if conv_workspace_query is not None and has_convolutions(trace):
         trace = replace(trace, conv_account=conv_workspace_query.account(capability, target.sm_count))
-    if not trace.growth_sources or provenance is not None:
+    if provenance is not None:
         return trace
-    if not memory.knows_lines(trace):  # they take a second run, since finding them takes time
-        memory.add_lines(replace(session, provenance=ProvenanceCollector(), calls=None).run(batch))
-    return memory.with_lines(trace)
+    tracking = replace(session, provenance=ProvenanceCollector(), calls=None)  # which takes time
+    return memory.with_lines(trace, lambda: tracking.run(batch))
 
 
 class _Session(Struct, frozen=True):
@@ -86,20 +85,10 @@ class _Session(Struct, frozen=True):
         """Return the trace of the job's rank. Other ranks run first if the rank receives data from them."""
 
         def run_rank(rank: int) -> Trace:
-            return replace(self, job=self.job.replace(rank=rank))._run_rank(batch)
+            one = replace(self, job=self.job.replace(rank=rank))
+            return with_batch_on_gpu(lambda on_gpu: replace(one, loads_to_gpu=on_gpu)._run(batch))
 
         return self.other_ranks.trace(self.job.sharding.rank, run_rank)
-
-    def _run_rank(self, batch: int) -> Trace:
-        """Return the trace of one rank.
-
-        If the user's step does not move batches to the GPU, the capture starts again with batches on the GPU.
-        """
-        try:
-            return self._run(batch)
-        except BatchOnHostError:
-            trace = replace(self, loads_to_gpu=True)._run(batch)
-            return replace(trace, notes=(*trace.notes, BATCH_ON_GPU_NOTE))
 
     @preserve_process_state()
     def _run(self, batch: int) -> Trace:
@@ -131,11 +120,7 @@ class _Session(Struct, frozen=True):
             self.calls.clear()
         with live_modules_restored(), ExitStack() as stack:
             stack.enter_context(global_hooks_aside())
-            device = planned_device(
-                capability=self.path_of,
-                has_values=interpretation.has_values,
-                torch_version=self.target.torch,
-            )
+            device = planned_device(None, self.path_of, interpretation.has_values, self.target.torch)
             placement = stack.enter_context(device)
             for technique in techniques_of(job):
                 stack.enter_context(technique.open_process(job, placement, self.other_ranks))

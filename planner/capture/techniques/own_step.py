@@ -1,5 +1,8 @@
 """Record a user's own training step, or a trainer that runs the loop itself."""
 
+from collections.abc import Callable
+
+from msgspec.structs import replace
 from torch import Tensor, optim
 
 from planner.capture.cuda.devices.host_tensors import Side
@@ -19,7 +22,7 @@ from planner.capture.techniques.technique import CapturedLoop, Notes, Technique
 from planner.capture.wrapped import is_wrapped
 from planner.errors import ModelError, PlannerError
 from planner.jobs import Job, Mode
-from planner.program import Category, Fact, Phase
+from planner.program import Category, Fact, Phase, Trace
 
 BATCH_ON_GPU_NOTE = (
     "its step does not move the batch, which is planned on the GPU, as from a loader that moves it"
@@ -28,6 +31,18 @@ BATCH_ON_GPU_NOTE = (
 
 class BatchOnHostError(PlannerError):
     """Raised if a user's step uses its batch without moving the batch to the GPU."""
+
+
+def with_batch_on_gpu(run: Callable[[bool], Trace]) -> Trace:
+    """Return the trace of a step, run again with its batches on the GPU if the step does not move them.
+
+    The argument of `run` is whether batches are loaded to the GPU.
+    """
+    try:
+        return run(False)
+    except BatchOnHostError:
+        trace = run(True)
+        return replace(trace, notes=(*trace.notes, BATCH_ON_GPU_NOTE))
 
 
 def run_steps(loop: CapturedLoop) -> Notes:

@@ -37,6 +37,9 @@ for mean, std in ((x, x.exp()), (0.5, x.exp()), (x, 0.5)):
     drawn = torch.normal(mean, std)
     assert drawn.shape == x.shape and drawn.dtype == x.dtype and drawn.is_cuda
 torch.distributions.Normal(x, x.exp()).sample((3,))
+scaler = torch.amp.GradScaler("cuda", init_scale=1024.0)
+scaler.scale(loss)
+assert scaler.get_scale() == 1024
 kept = torch.where(torch.isfinite(x), x, 0)
 assert type(kept) is torch.Tensor and type(x[torch.isfinite(x)]) is torch.Tensor
 torch.func.vmap(lambda row: torch.isfinite(row).all())(x)

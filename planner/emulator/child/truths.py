@@ -79,6 +79,8 @@ def attach(torch: Any) -> None:
             setattr(holder, name, passing(getattr(holder, name)))
         holder.allclose = close(holder.allclose)
     torch.normal = _without_check(torch, torch.normal)
+    scale = torch.amp.GradScaler.get_scale
+    torch.amp.GradScaler.get_scale = wraps(scale)(lambda self: scale(self) or self._init_scale)
 
 
 def _without_check(torch: Any, plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from planner.capture.cuda.operators.sdpa_backend import CUDNN, EFFICIENT, FLASH, MATH, SdpaCall, select
 from planner.capture.workspaces.nn.mem_efficient_attention import Variant, backward_variant
 from planner.jobs import Mode
-from planner.program.events import Alloc, Category, Trace
+from planner.program.events import Alloc, Category, Free, Trace
 from tests.helpers.models import AMPERE, HOPPER, job_of, trace_of
 
 A100, VOLTA, TURING, ADA = (8, 0), (7, 0), (7, 5), (8, 9)
@@ -134,11 +134,12 @@ class Attention(nn.Module):
 
     def __init__(
         self, dtype: torch.dtype = F32, mask: str = "", groups: int = 1, sequence_first: bool = False,
-        is_causal: bool = False,
+        is_causal: bool = False, dropout: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__()
         self.scale = nn.Parameter(torch.empty((), dtype=dtype))
         self.mask, self.groups, self.first, self.causal = mask, groups, sequence_first, is_causal
+        self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:
         q = x.transpose(1, 2).contiguous().transpose(1, 2) * self.scale
@@ -150,7 +151,7 @@ class Attention(nn.Module):
             "bias": lambda: self.scale.expand(rows, rows).contiguous(),
         }[self.mask]()
         gqa = self.groups > 1
-        out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=self.causal, enable_gqa=gqa)
+        out = F.scaled_dot_product_attention(q, k, v, mask, self.dropout, self.causal, enable_gqa=gqa)
         # nn.MultiheadAttention lays its result out with the rows first, most others with the batch first.
         out = out.permute(2, 0, 1, 3) if self.first else out.transpose(1, 2)
         return out.contiguous() * self.scale
@@ -258,6 +259,19 @@ def test_the_variant_of_the_backward_kernel(
 def test_flash_keeps_rows_and_two_words() -> None:
     """Flash saves its result, B x H x rows floats, 16 bytes of generator state, a word (flash_api.cpp)."""
     assert sizes(train("12x197x64", dtype="float16"), "flash", "forward") == [2 * WHOLE, DELTA, 16, 8]
+
+
+def test_flash_allocates_its_state_twice_with_dropout() -> None:
+    """`mha_fwd` replaces the first block, which is freed once the second is there."""
+    trace = train("12x197x64", dtype="float16", dropout=0.1)
+    assert sizes(trace, "flash", "forward") == [2 * WHOLE, DELTA, 16, 8, 16]
+    first, _, second = [
+        event.block
+        for event in trace.events
+        if isinstance(event, Alloc) and "flash" in trace.sites[event.site].op and event.size_bytes <= 16
+    ]
+    freed = [event.block for event in trace.events if isinstance(event, Free)]
+    assert freed.index(first) < freed.index(second)
 
 
 def test_flash_accumulates_the_queries_gradient_in_floats() -> None:

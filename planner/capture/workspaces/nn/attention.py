@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 
 from planner.capture.meta_kernels.strides import contiguous, pointwise_strides
-from planner.capture.workspaces._rule import ceil_div, contiguous_copies, released, tensor_bytes
+from planner.capture.workspaces._rule import argument, ceil_div, contiguous_copies, released, tensor_bytes
 from planner.capture.workspaces.nn import mem_efficient_attention as efficient_attention
-from planner.capture.workspaces.ops import Args, Hold, Ops, Outputs, Release, Rule
+from planner.capture.workspaces.ops import Args, Hold, Ops, Output, Outputs, Release, Rule
 from planner.program import Target, TorchVersion
+
+_STATE = 6  # position of the generator's state among the outputs of flash attention
+_SEED_ON_GPU_SINCE: TorchVersion = (2, 7)  # pytorch/pytorch#146372
 
 
 def _softmax_backward(args: Args, out: Any, target: Target) -> Ops:
@@ -52,13 +55,25 @@ def _safe_softmax(args: Args, out: Tensor, target: Target) -> Ops:
     return (Outputs(), *copy, *released(copy), *masks)
 
 
-def _no_workspace(args: Args, out: Any, target: Target) -> Ops:
-    """Return no ops for the forward pass of flash attention or cuDNN's attention.
+def _flash(args: Args, out: Any, target: Target) -> Ops:
+    """Return the ops of flash attention's forward pass.
 
-    The kernels are assumed to allocate only their outputs. Flash attention's partial outputs in float32 are
-    left out. They take some MiB in generation and at the smallest batches: a call with fewer than 1.6 blocks
-    of 64 rows per multiprocessor is split over the keys (`set_params_splitkv`). A workspace of cuDNN's
-    engines is unknown; cudnn-frontend requests none.
+    With dropout, the generator's state is allocated twice, and the first block is freed then (`mha_fwd`).
+    Partial outputs in float32 are left out. They take some MiB in generation and at the smallest batches: a
+    call with fewer than 1.6 blocks of 64 rows per multiprocessor is split over the keys
+    (`set_params_splitkv`).
+    """
+    if not argument(args, 3, 0.0) or target.torch < _SEED_ON_GPU_SINCE:
+        return ()
+    state = out[_STATE]
+    return (Output(), Output(), Hold(tensor_bytes(state)), Output(1), Output(), Release(1))
+
+
+def _cudnn(args: Args, out: Any, target: Target) -> Ops:
+    """Return no ops for the forward pass of cuDNN's attention.
+
+    The kernel is assumed to allocate only its outputs: a workspace of cuDNN's engines is unknown, and
+    cudnn-frontend requests none.
     """
     return ()
 
@@ -104,7 +119,8 @@ def _cudnn_backward(args: Args, out: Any, target: Target) -> Ops:
 RULES: Mapping[str, Rule] = {
     "_softmax_backward_data": _softmax_backward,
     "_safe_softmax": _safe_softmax,
-    "_scaled_dot_product_flash_attention _scaled_dot_product_cudnn_attention": _no_workspace,
+    "_scaled_dot_product_flash_attention": _flash,
+    "_scaled_dot_product_cudnn_attention": _cudnn,
     "_scaled_dot_product_flash_attention_backward": _flash_backward,
     "_scaled_dot_product_efficient_attention": efficient_attention.forward,
     "_scaled_dot_product_efficient_attention_backward": efficient_attention.backward,
@@ -115,5 +131,5 @@ RULES: Mapping[str, Rule] = {
 # version of torch that has them on the GPU.
 CPU_OUTPUTS: Mapping[str, tuple[tuple[int, ...], TorchVersion | None]] = {
     "_scaled_dot_product_efficient_attention": ((2, 3), None),
-    "_scaled_dot_product_flash_attention": ((6, 7), (2, 7)),  # pytorch/pytorch#146372
+    "_scaled_dot_product_flash_attention": ((_STATE, _STATE + 1), _SEED_ON_GPU_SINCE),
 }

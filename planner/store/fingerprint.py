@@ -31,8 +31,8 @@ from planner.jobs import (
 Fingerprint = dict[str, Any]  # JSON
 
 PACKAGE = Path(__file__).parents[1]
-# Sources besides the tracer that encode and decode its traces.
-_OWN = ("jobs/job.py", "store/codec.py")
+_ROOMS = ("capture", "jobs", "program")  # packages whose code decides what a trace is
+_OWN = ("store/codec.py", "store/layout.py")  # modules that encode and decode traces
 LIBRARIES = {
     "hf": ("transformers",),
     "diffusers": ("diffusers", "transformers"),
@@ -139,7 +139,7 @@ def digest(key: Fingerprint) -> str:
 
 def source_digest() -> str:
     """Return a digest of the planner's source files that determine traces."""
-    rooms = (path for room in ("capture", "program") for path in sorted((PACKAGE / room).rglob("*.py")))
+    rooms = (path for room in _ROOMS for path in sorted((PACKAGE / room).rglob("*.py")))
     return _digest_files((*rooms, *(PACKAGE / name for name in _OWN)))
 
 

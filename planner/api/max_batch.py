@@ -106,12 +106,12 @@ def max_batch(
 ) -> MaxBatchResult | VaryingResult | FormulaBatchResult:
     """Return the largest batch size of a model that fits a GPU.
 
-    `model` is a name as for `--model`, a callable that returns an `nn.Module`, or a `Job`; with `trace` it is
-    omitted. One of `gpu`, `gpu_mib` and `allocator_cap_mib` is required. `method` is "trace" or "formula".
-    With `multiple_of`, the answer is the largest multiple of it that fits. With `no_retries`, a batch size
-    for which the allocator has to release cached memory is no answer. Raises the errors of `planner.errors`,
-    among them UnsavedError, which holds the result, if `save_trace` cannot be written; that nothing fits is a
-    result.
+    `model` is a name as for `--model`, an `nn.Module`, which is unchanged afterwards, a callable that returns
+    one, or a `Job`; with `trace` it is omitted. One of `gpu`, `gpu_mib` and `allocator_cap_mib` is required.
+    `method` is "trace" or "formula". With `multiple_of`, the answer is the largest multiple of it that fits.
+    With `no_retries`, a batch size for which the allocator has to release cached memory is no answer. Raises
+    the errors of `planner.errors`, among them UnsavedError, which holds the result, if `save_trace` cannot be
+    written; that nothing fits is a result.
     """
     multiple = find_multiple(multiple_of)
     chosen = find_method(method, (Method.TRACE, Method.FORMULA))

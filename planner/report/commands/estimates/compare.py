@@ -59,7 +59,7 @@ def _cells(row: Row, has_gpu: bool) -> Iterator[Cell | str]:
     yield "-" if row.size_bytes is None else Cell(mib_text(row.size_bytes), "strong")
     yield "" if row.error is None else signed_percent(row.error)
     if has_gpu:
-        yield _FITS[row.fits] if row.fits else ""
+        yield _FITS[row.fits] if row.fits is not None else ""
     yield Cell(f"refused: {row.reason}" if row.reason else COUNTS[row.key], "faint")
 
 
@@ -120,7 +120,7 @@ def _row_to_json(row: Row) -> dict[str, Any]:
         "mib": None if row.size_bytes is None else mib(row.size_bytes),
         "against_mib": None if row.yardstick_bytes is None else mib(row.yardstick_bytes),
         "error": None if row.error is None else round(row.error, 5),
-        "fits": row.fits.value if row.fits else None,
+        "fits": row.fits.value if row.fits is not None else None,
         "counts": COUNTS[row.key],
         "reason": row.reason,
     }

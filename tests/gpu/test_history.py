@@ -8,7 +8,7 @@ from calibration.probe.client import ProbeRequest, measure
 from planner.allocator.config import MIB
 from planner.allocator.history.check import check_history
 from planner.allocator.history.file import LARGEST_FILE_BYTES, load_history
-from planner.allocator.history.history import SEGMENT_ACTIONS
+from planner.allocator.history.history import SEGMENT_SIGNS
 from planner.jobs.files.catalogue import load_catalogue
 from planner.program.events import Phase
 
@@ -40,7 +40,7 @@ def test_a_recorded_history_replays_without_a_difference(
     history = load_history(path)
     check = check_history(history)
     assert check.difference is None
-    assert check.segment_events == sum(event.action in SEGMENT_ACTIONS for event in history.events) > 0
+    assert check.segment_events == sum(event.action in SEGMENT_SIGNS for event in history.events) > 0
     assert check.peak_allocated_bytes == seen.peak_allocated_bytes
     assert check.peak_reserved_bytes == seen.peak_reserved_bytes
     assert path.stat().st_size < LARGEST_FILE_BYTES // 16

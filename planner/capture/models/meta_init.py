@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, UntypedStorage, nn
 from torch.nn.parameter import is_lazy
 from torch.utils import swap_tensors
+from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from planner.capture.cuda.devices.factories import keep_default_device
@@ -27,6 +28,7 @@ from planner.capture.patching import patched
 from planner.capture.wrapped import is_wrapped, parts, with_parts
 
 Strategy = Callable[[], AbstractContextManager[object]]  # opened around the constructor
+_REGISTRIES = ("_parameters", "_buffers", "_modules")
 
 
 def construct_on_meta(construct: Callable[[], object]) -> object:
@@ -112,33 +114,19 @@ def gpu_followed(placement: Placement) -> Iterator[None]:
             gc.enable()
 
 
-def _plain_tensors(model: nn.Module) -> Iterator[tuple[Any, Any, Tensor]]:
-    """Yield the tensors in plain, list or dict attributes of a model's modules.
+def _note_those_on_cpu(model: nn.Module, placement: Placement) -> None:
+    """Mark tensors in unregistered attributes of modules as on the CPU.
 
-    The items are (holder, key, tensor). Registered parameters and buffers are left out, even if a list holds
-    them too, as scripts do for an optimizer.
+    `Module.to` leaves them there. Tensors that user code put on the GPU are not marked, nor are parameters
+    and buffers, even if an attribute holds them too, as scripts do for an optimizer.
     """
     registered = {id(one) for one in (*model.parameters(), *model.buffers())}
     for module in model.modules():
-        for name, value in list(vars(module).items()):
-            if name in ("_parameters", "_buffers", "_modules"):
-                continue
-            if isinstance(value, Tensor):
-                yield vars(module), name, value
-            elif isinstance(value, list | dict):
-                items = value.items() if isinstance(value, dict) else enumerate(value)
-                tensors = [(value, key, item) for key, item in items if isinstance(item, Tensor)]
-                yield from [one for one in tensors if id(one[2]) not in registered]
-
-
-def _note_those_on_cpu(model: nn.Module, placement: Placement) -> None:
-    """Mark tensors in plain attributes as on the CPU.
-
-    Tensors that user code put on the GPU are not marked. `Module.to` leaves such tensors on the CPU.
-    """
-    for _, _, tensor in _plain_tensors(model):
-        if tensor.is_meta and tensor not in placement.placed:
-            placement.host.add(tensor)
+        plain = [value for name, value in vars(module).items() if name not in _REGISTRIES]
+        for one in tree_leaves(plain):
+            is_plain = isinstance(one, Tensor) and id(one) not in registered
+            if is_plain and one.is_meta and one not in placement.placed:
+                placement.host.add(one)
 
 
 def _move_placed(placed: PlacedTensors) -> list[tuple[Tensor, Tensor]]:
@@ -159,7 +147,7 @@ def _move_placed(placed: PlacedTensors) -> list[tuple[Tensor, Tensor]]:
             laid = tensor.storage_offset(), tensor.shape, tensor.stride()
             with torch.no_grad():
                 like.set_(shared.setdefault(storage._cdata, whole), *laid)
-        moved.append(_without_base(*_move({}, "", tensor, placed, like)))
+        moved.append(_without_base(*_move(tensor, like, placed)))
         del like
     return moved
 
@@ -184,7 +172,7 @@ def parameters_on_meta() -> Iterator[None]:
             return like_on_meta(parameter)
         placed = placed_tensors()
         with placed.copying_to_cpu():  # so that its like is no result of it
-            return _move({}, "", parameter, placed)[1]
+            return _move(parameter, like_on_meta(parameter), placed)[1]
 
     def register_like(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         if parameter is not None and not is_lazy(parameter) and not parameter.is_meta:
@@ -220,29 +208,26 @@ def move_to_meta(model: nn.Module, placement: Placement) -> list[tuple[Tensor, T
                 elif is_lazy(tensor):
                     held[name] = likes[id(tensor)] = like_on_meta(tensor)
                 else:
-                    moved.append(_move(held, name, tensor, placement.placed))
-                    likes[id(moved[-1][0])] = moved[-1][1]
+                    values, held[name] = _move(tensor, like_on_meta(tensor), placement.placed)
+                    moved.append((values, held[name]))
+                    likes[id(values)] = held[name]
     return moved
 
 
-def _move(
-    holder: Any, key: Any, tensor: Tensor, placed: PlacedTensors, like: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def _move(tensor: Tensor, like: Tensor, placed: PlacedTensors) -> tuple[Tensor, Tensor]:
     """Move a tensor to the meta device in place.
 
-    Returns a tensor with its values, and the meta tensor. The tensor object itself is moved, since optimizers
-    and closures may hold it too. If a graph or a weak reference prevents this, the holder gets a new meta
-    tensor instead, and the tensor keeps its values.
+    `like` is its counterpart on the meta device. Returns a tensor with its values, and the meta tensor. The
+    tensor object itself is moved, since optimizers and closures may hold it too. If a graph or a weak
+    reference prevents this, the tensor keeps its values, and the meta tensor is `like`.
     """
     storages = [one.untyped_storage() for one in parts(tensor)]
-    like = like_on_meta(tensor) if like is None else like
     vars(like).update(vars(tensor))
     pair = like, tensor
     try:
         swap_tensors(tensor, like)  # type: ignore[no-untyped-call]
         live_state().note_move(like, tensor)
     except RuntimeError:
-        holder[key] = like
         pair = tensor, like
     for old, new in zip(storages, parts(pair[1]), strict=True):
         placed.replace(old, new)

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from planner.capture.cuda.devices.host_tensors import Side
-from planner.capture.cuda.devices.names import names_cpu, names_gpu
+from planner.capture.cuda.devices.names import is_index, names_cpu, names_gpu
 from planner.capture.cuda.devices.placement import (
     CPU,
     META,
@@ -145,8 +145,7 @@ def moving_module(
 
 
 def _named(device: Any) -> Any:
-    is_index = isinstance(device, int) and not isinstance(device, bool)
-    return torch.device("cuda", device) if is_index else device
+    return torch.device("cuda", device) if is_index(device) else device
 
 
 def in_order_of_apply(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:

@@ -9,6 +9,11 @@ def names_gpu(device: object) -> bool:
         return device.partition(":")[0] == "cuda"
     if isinstance(device, torch.device):
         return device.type == "cuda"
+    return is_index(device)
+
+
+def is_index(device: object) -> bool:
+    """Return whether a device argument is an index of a GPU."""
     return isinstance(device, int) and not isinstance(device, bool)
 
 

@@ -76,4 +76,4 @@ def load_observation(path: Path) -> Observation:
         raise DataFileError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         problem = " ".join(str(error).split())[:200]
-        raise DataFileError(f"{path}: broken observation: {problem}; remove it to measure anew") from error
+        raise DataFileError(f"{path}: broken observation: {problem}; remove it to measure again") from error

@@ -262,9 +262,10 @@ def _totals(rows: Sequence[Row]) -> str:
     whole = {row.model for row in rows} - {row.model for row in rows if row.failure}
     return (
         f"{len({row.model for row in rows})} models, {len(whole)} of them planned in both modes; {len(rows)} "
-        f"plans: {kinds['exact']} exact, {kinds['anew']} captured anew, {kinds['failed']} without an answer. "
-        f"Together {sum(seconds):.1f} s, the median {seconds[len(seconds) // 2]:.2f} s, the slowest "
-        f"{seconds[-1]:.2f} s ({slowest.model}, {slowest.mode})."
+        f"plans: {kinds['exact']} exact, {kinds['anew']} captured again, "
+        f"{kinds['failed']} without an answer. Together {sum(seconds):.1f} s, the median "
+        f"{seconds[len(seconds) // 2]:.2f} s, the slowest {seconds[-1]:.2f} s "
+        f"({slowest.model}, {slowest.mode})."
     )
 
 

@@ -107,7 +107,7 @@ def observe(request: ProbeRequest) -> Observation:
 
 def _prepare(alloc_conf: str, cublas_config: str, device: str) -> None:
     """Set environment variables before torch is imported. Raises NoGpuError if a needed GPU is missing."""
-    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the order in which NVML counts the cards
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the order in which NVML counts the GPUs
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     for name, text in (
         ("PYTORCH_CUDA_ALLOC_CONF", alloc_conf),  # until torch 2.9

@@ -28,5 +28,5 @@ def read_packed(path: Path, most_bytes: int) -> bytes:
     if not decompressor.eof:
         raise ValueError("it is cut short")
     if decompressor.unused_data:
-        raise ValueError("something stands behind its end")
+        raise ValueError("it has data after its end")
     return content

@@ -106,7 +106,7 @@ class Entry(msgspec.Struct, frozen=True):
             dotted = f"{self.key}.{key}" if self.key else key
             entry = Entry(self.path, dotted, _line(key_node), value_node)
             if key in entries or key == "?":
-                raise entry.broken("a key is one plain string and stands here once")
+                raise entry.broken("each key must be one plain string that occurs once")
             entries[key] = entry
         return entries
 

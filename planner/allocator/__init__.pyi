@@ -11,7 +11,9 @@ from .replay import (
     ReplayedProcess as ReplayedProcess, highest as highest, replay_trace as replay_trace,
     replay_with_breakdown as replay_with_breakdown,
 )
-from .rooms import is_limit_independent as is_limit_independent, replay_in_rooms as replay_in_rooms
+from .several_limits import (
+    is_limit_independent as is_limit_independent, replay_under_limits as replay_under_limits,
+)
 from .timeline import (
     Timeline as Timeline, TimelineRecorder as TimelineRecorder, thin as thin,
 )

@@ -264,10 +264,10 @@ class CachingAllocator:
             return place
         if self._config.expandable_segments:
             # The size includes the unmapped space after the block: a segment's growing end is used last.
-            max_reserved_bytes = _room_bytes(cached[place][2])
-            while place + 1 < len(cached) and _room_bytes(cached[place + 1][2]) < max_reserved_bytes:
+            max_reserved_bytes = _growable_bytes(cached[place][2])
+            while place + 1 < len(cached) and _growable_bytes(cached[place + 1][2]) < max_reserved_bytes:
                 place += 1
-                max_reserved_bytes = _room_bytes(cached[place][2])
+                max_reserved_bytes = _growable_bytes(cached[place][2])
         block_bytes = cached[place][0]
         if size_bytes < self._oversize_bytes:
             fits = block_bytes < self._oversize_bytes
@@ -351,7 +351,7 @@ def _make_pools(config: AllocatorConfig) -> tuple[BlockPool, BlockPool]:
     return small, BlockPool("large", config.large_segment_bytes, LARGEST_SMALL_BYTES + 1, below_bytes)
 
 
-def _room_bytes(block: Block) -> int:
+def _growable_bytes(block: Block) -> int:
     """Return the size of a cached block and of any unmapped block right after it."""
     upper = block.next
     if upper is None or upper.in_use:  # it cannot be cached, or the two would have merged

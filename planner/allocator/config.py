@@ -282,7 +282,7 @@ def _fraction(config: AllocatorConfig, name: str, value: str) -> float:
 def _inner_fraction(config: AllocatorConfig, name: str, value: str) -> float:
     fraction = _fraction(config, name, value)
     if fraction in (0.0, 1.0):
-        raise _error(f"{name} must lie between 0 and 1, both excluded, not {value}")
+        raise _error(f"{name} must be between 0 and 1, both excluded, not {value}")
     return fraction
 
 

@@ -21,7 +21,7 @@ def range_bytes(device_total_bytes: int, page_bytes: int) -> int:
     return max(page_bytes, round_up(device_total_bytes + device_total_bytes // 8, page_bytes))
 
 
-def find_room(pool: BlockPool, size_bytes: int) -> Block | None:
+def find_free_range(pool: BlockPool, size_bytes: int) -> Block | None:
     """Find enough adjacent free blocks, and return the first block, or None.
 
     The run of free blocks with the lowest address is taken. Free blocks are cached or unmapped. A run is
@@ -31,7 +31,7 @@ def find_room(pool: BlockPool, size_bytes: int) -> Block | None:
     for gap in pool.unmapped:
         start = gap.prev if gap.prev is not None and gap.prev.cached else gap
         free = takewhile(lambda block: not block.in_use, iterate_segment(start))
-        if any(room_bytes >= size_bytes for room_bytes in accumulate(block.size_bytes for block in free)):
+        if any(free_bytes >= size_bytes for free_bytes in accumulate(block.size_bytes for block in free)):
             return start
     return None
 

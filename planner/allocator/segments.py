@@ -18,7 +18,7 @@ from planner.allocator.blocks import (
     iterate_segment,
 )
 from planner.allocator.config import MemoryLimits, ReuseOrder
-from planner.allocator.expandable_segments import find_room, grow, range_bytes, shrink
+from planner.allocator.expandable_segments import find_free_range, grow, range_bytes, shrink
 
 TOP_ADDRESS = 2**52  # simulated segments lie below it; address 0 means no memory
 UNLIMITED_RANGE_BYTES = 2**47  # address range of an expandable segment if the capacity is unlimited
@@ -102,7 +102,7 @@ class Segments:
         if self.exceeds_limit(segment_bytes):
             return None
         if self._expandable:
-            start = find_room(pool, size_bytes) or self._new_range(pool)
+            start = find_free_range(pool, size_bytes) or self._new_range(pool)
             grown = grow(start, size_bytes, self._map_pages)
             if grown is not None:
                 pool.remove(grown)

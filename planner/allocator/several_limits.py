@@ -24,8 +24,8 @@ def is_limit_independent(limits: MemoryLimits) -> bool:
     return not (config.expandable_segments or config.garbage_collection_threshold > 0 or fraction)
 
 
-def replay_in_rooms(
-    rooms: Iterable[MemoryLimits], replay: Callable[[MemoryLimits], Replay]
+def replay_under_limits(
+    all_limits: Iterable[MemoryLimits], replay: Callable[[MemoryLimits], Replay]
 ) -> Iterator[tuple[MemoryLimits, Replay]]:
     """Yield memory limits with their replays, in descending order of the limits.
 
@@ -33,7 +33,7 @@ def replay_in_rooms(
     through refused requests, and the replay fits without retries or the limits differ only in the capacity.
     """
     last: tuple[MemoryLimits, Replay] | None = None
-    for limits in sorted(rooms, key=_size, reverse=True):
+    for limits in sorted(all_limits, key=_size, reverse=True):
         if last is None or not _goes_alike(last[0], last[1], limits):
             last = limits, replay(limits)
         yield limits, last[1]

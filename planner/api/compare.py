@@ -86,7 +86,7 @@ def _measured(job: Job, batch: int, on_progress: OnProgress) -> Measured | str:
     catalogue = load_catalogue()
     entry = catalogue.get(job.model.name)
     if entry is None or entry.job != job:
-        return "measured values are stored for the models of models.yaml as they stand there only"
+        return "measured values are stored only for the unchanged models of models.yaml"
 
     def measure_resident(name: str) -> ResidentModel:
         return _resident_model(name, catalogue[name], on_progress)

@@ -229,14 +229,14 @@ def batch_curve(
     if path is not None and not open_saved(Path(path)).is_any_batch:
         return None
     budget = find_budget(options)
-    cards = list(load_devices() if devices is None else devices)
+    shown = list(load_devices() if devices is None else devices)
     endless = budget.device.total.value >= UNLIMITED_BYTES
-    if not endless and budget.device not in cards:
-        cards.insert(0, budget.device)
+    if not endless and budget.device not in shown:
+        shown.insert(0, budget.device)
     # If the guards of a stored program fail, each batch size must be captured: for so many batch sizes, a
     # program with its rules is faster.
     rest: Options = {**options, "gpu": None, "gpu_mib": None, "save_trace": None, "cache": None}
-    table = gpus(model, devices=cards, sort="memory", **rest).table
+    table = gpus(model, devices=shown, sort="memory", **rest).table
     (options.get("on_progress") or ignore_progress)(f"replaying {len(table.fits)} GPUs")
     budgets: list[tuple[Budget, int | None]] = [(fit.budget, fit.max_batch) for fit in table.fits]
     if endless:

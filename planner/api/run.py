@@ -114,7 +114,7 @@ def run(
         None if copy_bytes is None else check_count("--copy-bytes", copy_bytes, MAX_COPY_BYTES, least=0),
         alloc_conf,
         snapshot,
-        keeps_course=explain,
+        keeps_script_log=explain,
         output=stdout,
         progress_seconds=progress_seconds,
     )

@@ -54,8 +54,8 @@ def serve(
     from planner.capture import served_model
 
     served = served_model(job)
-    beside = None
+    served_draft = None
     if draft is not None:
         plain: Options = {**options, "model_arg": {}}
-        beside = served_model(make_job(draft, plain)[0])
-    return ServeResult(plan_serving(served, beside, budget.device, checked), perf_counter() - start)
+        served_draft = served_model(make_job(draft, plain)[0])
+    return ServeResult(plan_serving(served, served_draft, budget.device, checked), perf_counter() - start)

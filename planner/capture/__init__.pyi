@@ -21,8 +21,8 @@ from .models.live.optimizer import (
 )
 from .models.live.training import (
     LiveTraining as LiveTraining,
-    bytes_beside as bytes_beside,
-    cuda_index_of as cuda_index_of, digest_of as digest_of, hold_beside as hold_beside,
+    other_bytes as other_bytes,
+    cuda_index_of as cuda_index_of, digest_of as digest_of, hold_other_bytes as hold_other_bytes,
     outside_autocast as outside_autocast, read_training as read_training,
 )
 from .models.nnunet.build import planned_patches as planned_patches

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-from planner.capture.cuda.threads import beside_other_threads
+from planner.capture.cuda.threads import restrict_to_plan
 
 
 def patched(holder: Any, name: str, new: Any, *, create: bool = False) -> AbstractContextManager[object]:
@@ -18,7 +18,7 @@ def patched(holder: Any, name: str, new: Any, *, create: bool = False) -> Abstra
     function. With `create` the attribute need not exist.
     """
     plain = getattr(holder, name, None)
-    return mock.patch.object(holder, name, beside_other_threads(new, plain), create=create)
+    return mock.patch.object(holder, name, restrict_to_plan(new, plain), create=create)
 
 
 @contextmanager

@@ -24,8 +24,8 @@ _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 # Errors that prevent access to a path: a folder without permission, an impossible name.
 _UNREACHABLE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP)
 _INSTALLABLE = {
-    "torch": "torch is not installed: this job has to be traced; pip install torch torchvision. Jobs of the "
-    "catalogue as they stand are planned without it, and so is --trace FILE",
+    "torch": "torch is not installed: this job has to be traced; pip install torch torchvision. Unchanged "
+    "jobs of the catalogue are planned without it, and so is --trace FILE",
 }
 _CLOSED = "is closed, so that the answer cannot be written; send it to /dev/null to discard it"
 

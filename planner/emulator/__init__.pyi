@@ -1,11 +1,11 @@
 from .compiled import compiled_dir as compiled_dir
 from .convolution_workspaces import default_source as default_source, open_convolutions as open_convolutions
 from .history import (
-    Course as Course, CourseMark as CourseMark, Holder as Holder, PLACED as PLACED,
+    ScriptLog as ScriptLog, ScriptMark as ScriptMark, Holder as Holder, PLACED as PLACED,
     ProcessHistory as ProcessHistory, trace_of as trace_of,
 )
 from .launch import RunOptions as RunOptions, run_emulated as run_emulated
 from .record import (
-    EmulatedRun as EmulatedRun, GpuRecord as GpuRecord, OutOfMemory as OutOfMemory, Peaks as Peaks,
-    SharedCard as SharedCard,
+    EmulatedRun as EmulatedRun, GpuRecord as GpuRecord, OutOfMemory as OutOfMemory, GpuPeaks as GpuPeaks,
+    SharedGpu as SharedGpu,
 )

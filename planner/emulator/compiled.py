@@ -33,13 +33,13 @@ def cublaslt_for(cudnn: Path) -> Path | str:
     packages. When cuDNN finalizes an engine that is built on cuBLASLt, it runs the heuristic of cuBLASLt,
     which needs a GPU, and drops the engine if there is no GPU.
     """
-    beside = cudnn.parent.parent
-    libraries = sorted(beside.glob("*/lib/libcublasLt.so.*[0-9]"))
+    packages = cudnn.parent.parent
+    libraries = sorted(packages.glob("*/lib/libcublasLt.so.*[0-9]"))
     if not libraries:
-        return "no cuBLASLt lies beside it"
-    includes = sorted(beside.glob("*/include"))
+        return "there is no cuBLASLt next to it"
+    includes = sorted(packages.glob("*/include"))
     if not any((folder / "cublasLt.h").is_file() for folder in includes):
-        return "the headers of cuBLASLt do not lie beside it"
+        return "the headers of cuBLASLt are not next to it"
     try:
         return build_cublaslt(includes, libraries[-1].name, compiled_dir())
     except (EmulatorError, UsageError) as error:

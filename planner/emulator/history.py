@@ -24,7 +24,7 @@ class StepEnd(NamedTuple):
     step: int
 
 
-class CourseMark(NamedTuple):
+class ScriptMark(NamedTuple):
     """The start of a phase or a module in an allocator history."""
 
     place: int  # number of blocks allocated plus blocks freed before it
@@ -40,13 +40,13 @@ class Holder(NamedTuple):
     module: str
 
 
-class Course(Struct, frozen=True):
+class ScriptLog(Struct, frozen=True):
     """The phases and modules of a script, and the tensors that hold memory.
 
     Each entry has a position in the allocator's history.
     """
 
-    marks: tuple[CourseMark, ...]
+    marks: tuple[ScriptMark, ...]
     held: tuple[tuple[int, int], ...]  # position, index into `tables`
     tables: tuple[tuple[Holder, ...], ...]
     missing: tuple[str, ...] = ()  # parts of the control flow that are not recorded
@@ -65,7 +65,7 @@ class ProcessHistory(Struct, frozen=True):
     events: tuple[HistoryEvent, ...]
     sites: tuple[Site, ...]  # FILE:LINE of the script, function
     step_ends: tuple[StepEnd, ...]
-    course: Course | None = None  # phases and modules of the script; None if they are not recorded
+    script_log: ScriptLog | None = None  # phases and modules of the script; None if they are not recorded
 
 
 def read_histories(folder: Path) -> tuple[ProcessHistory, ...]:
@@ -94,7 +94,7 @@ def trace_of(history: ProcessHistory, batch: int, scratch_depth: int = 0) -> Tra
         raise ValueError("the allocator's history does not begin with the process")
     total = sum(event.action in PLACED for event in history.events)
     marks = [mark for mark in _phase_marks(history) if mark[0] < total]
-    first = PhaseStart(1, Phase.FORWARD) if history.course is None else PhaseStart(0, Phase.SETUP)
+    first = PhaseStart(1, Phase.FORWARD) if history.script_log is None else PhaseStart(0, Phase.SETUP)
     events = [first, *to_events(interleave(history.events, marks, PLACED))]
     scratch = _scratch(events, scratch_depth)
     for index, event in enumerate(events):
@@ -109,12 +109,12 @@ def _phase_marks(history: ProcessHistory) -> Iterator[tuple[int, PhaseStart]]:
     If phases are not recorded, each step is a phase.
     """
     ends = [end.allocated + end.freed for end in history.step_ends]
-    if history.course is None:
+    if history.script_log is None:
         for place, end in zip(ends, history.step_ends, strict=True):
             yield place, PhaseStart(end.step + 1, Phase.FORWARD)
         return
     last = PhaseStart(0, Phase.SETUP)
-    for mark in history.course.marks:
+    for mark in history.script_log.marks:
         step = 0 if mark.phase is Phase.SETUP else 1 + bisect_right(ends, mark.place)
         now = PhaseStart(step, mark.phase)
         if now != last:

@@ -18,7 +18,7 @@ from planner._support.atomic_write import write_bytes
 from planner._support.processes import end_processes
 from planner.emulator.gpu import describe_gpu
 from planner.emulator.history import read_histories
-from planner.emulator.record import EmulatedRun, GpuRecord, read_card_peaks, read_records
+from planner.emulator.record import EmulatedRun, GpuRecord, read_gpu_peaks, read_records
 from planner.errors import DataFileError, ModelError, PlannerError, UsageError, unsaved
 from planner.hardware import MIB, Device
 from planner.program import OnProgress
@@ -41,7 +41,7 @@ class RunOptions(Struct, frozen=True):
     snapshot: Path | None = None  # the file for the history of the largest process, as torch writes it
     keeps_histories: bool = False  # whether to read the allocator's history of each process
     history_steps: int | None = None  # number of optimizer steps in the histories; None for all steps
-    keeps_course: bool = False  # whether to read histories that include phases, modules and held tensors
+    keeps_script_log: bool = False  # whether to read histories that include phases, modules and held tensors
     output: Any = None  # the file for the command's standard output; None for the planner's own
     errors: Any = None  # the file for the command's standard error; None for the planner's own
     progress_seconds: float = 10.0  # between lines of progress
@@ -78,8 +78,8 @@ def run_emulated(
             records,
             perf_counter() - start,
             _assumptions(options),
-            read_histories(folder) if options.keeps_histories or options.keeps_course else (),
-            read_card_peaks(folder, options.gpu_count),
+            read_histories(folder) if options.keeps_histories or options.keeps_script_log else (),
+            read_gpu_peaks(folder, options.gpu_count),
         )
         if options.snapshot is not None and records:
             with unsaved(run):
@@ -117,8 +117,8 @@ def _history_kinds(options: RunOptions) -> str:
     """Return the kinds of histories that the processes write, joined by blanks."""
     kinds = {
         "snapshot": options.snapshot is not None,
-        "events": options.keeps_histories or options.keeps_course,
-        "course": options.keeps_course,
+        "events": options.keeps_histories or options.keeps_script_log,
+        "script_log": options.keeps_script_log,
     }
     return " ".join(kind for kind, is_on in kinds.items() if is_on)
 

@@ -15,7 +15,7 @@ from planner.errors import DataFileError
 from planner.program import Outcome
 
 
-class Peaks(Struct, frozen=True):
+class GpuPeaks(Struct, frozen=True):
     """The peaks of memory on one GPU in a span of time."""
 
     allocated_bytes: int
@@ -28,7 +28,7 @@ class StepPeaks(Struct, frozen=True):
 
     first: int
     last: int
-    peaks: Peaks
+    peaks: GpuPeaks
 
 
 class OtherProcess(Struct, frozen=True):
@@ -57,9 +57,9 @@ class GpuRecord(Struct, frozen=True):
     rank: int
     pid: int
     device: int  # index among the GPUs that the process sees
-    card: int  # index among all GPUs
+    gpu_index: int  # index among all GPUs
     steps: tuple[StepPeaks, ...]
-    after_steps: Peaks | None  # peaks after the last optimizer step; None if the process was killed
+    after_steps: GpuPeaks | None  # peaks after the last optimizer step; None if the process was killed
     retries: int
     pinned_bytes: int
     failure: OutOfMemory | None  # the last failed allocation of the process, if it was on this GPU
@@ -70,9 +70,9 @@ class GpuRecord(Struct, frozen=True):
     raised: bool = False  # whether an exception ended the script
     merged_from: int | None = None  # first step of the last row, if the row merges steps with different peaks
     # The peaks of phases, which are also counted in the steps.
-    loading: Peaks | None = None  # until the first module runs
-    evaluation: Peaks | None = None  # of all evaluations
-    between_steps: Peaks | None = None  # from the end of a step until the next module runs
+    loading: GpuPeaks | None = None  # until the first module runs
+    evaluation: GpuPeaks | None = None  # of all evaluations
+    between_steps: GpuPeaks | None = None  # from the end of a step until the next module runs
     evaluated_before_step: int | None = None  # the step after the first evaluation, if the run stops there
 
     @property
@@ -81,20 +81,20 @@ class GpuRecord(Struct, frozen=True):
         return self.after_steps is not None and not self.raised
 
     @property
-    def peak(self) -> Peaks:
+    def peak(self) -> GpuPeaks:
         """Return the peaks of the whole process."""
         every = [*(step.peaks for step in self.steps), *filter(None, [self.after_steps])]
-        return Peaks(
+        return GpuPeaks(
             max((one.allocated_bytes for one in every), default=0),
             max((one.reserved_bytes for one in every), default=0),
             max((one.process_bytes for one in every), default=0),
         )
 
 
-class SharedCard(Struct, frozen=True):
+class SharedGpu(Struct, frozen=True):
     """A GPU on which several processes of a command had memory."""
 
-    card: int
+    index: int
     ranks: tuple[int, ...]
     process_bytes: int  # the most bytes that all processes together had at the same time
 
@@ -110,7 +110,7 @@ class EmulatedRun(Struct, frozen=True):
     seconds: float
     assumptions: tuple[str, ...]
     histories: tuple[ProcessHistory, ...] = ()  # of each process and GPU; empty unless requested
-    card_peaks: tuple[int, ...] = ()  # for each GPU, the most bytes of all processes at the same time
+    gpu_peaks: tuple[int, ...] = ()  # for each GPU, the most bytes of all processes at the same time
 
     @property
     def largest(self) -> GpuRecord:
@@ -121,14 +121,14 @@ class EmulatedRun(Struct, frozen=True):
         return max(self.records, key=lambda record: (record.peak.process_bytes, -record.rank))
 
     @property
-    def shared_cards(self) -> tuple[SharedCard, ...]:
+    def shared_gpus(self) -> tuple[SharedGpu, ...]:
         """Return the GPUs on which several processes had memory."""
-        cards = []
-        for card, peak_bytes in enumerate(self.card_peaks):
-            ranks = [record.rank for record in self.records if record.card == card]
+        shared = []
+        for index, peak_bytes in enumerate(self.gpu_peaks):
+            ranks = [record.rank for record in self.records if record.gpu_index == index]
             if len(ranks) > 1:
-                cards.append(SharedCard(card, tuple(ranks), peak_bytes))
-        return tuple(cards)
+                shared.append(SharedGpu(index, tuple(ranks), peak_bytes))
+        return tuple(shared)
 
     @property
     def failure(self) -> OutOfMemory | None:
@@ -177,12 +177,12 @@ class EmulatedRun(Struct, frozen=True):
         return Outcome.FITS_WITH_RETRIES if any(record.retries for record in self.records) else Outcome.FITS
 
 
-def read_card_peaks(folder: Path, gpu_count: int) -> tuple[int, ...]:
+def read_gpu_peaks(folder: Path, gpu_count: int) -> tuple[int, ...]:
     """Return the peak memory of all processes together on each GPU, in bytes.
 
-    Returns () if no process took memory. csrc/cards.c writes the file `cards` that is read.
+    Returns () if no process took memory. csrc/shared_memory.c writes the file `gpus` that is read.
     """
-    path = folder / "cards"
+    path = folder / "gpus"
     if not path.is_file():
         return ()
     with path.open("rb") as file:

@@ -8,20 +8,20 @@ widens it. A batch fits if, with the confidence,
 
 Context and usable memory have their own deviations; all are taken as normal and independent. The spread of r
 is fitted to verdicts, not to peaks: if memory is short, cuDNN falls back to plans with smaller workspaces, so
-a run that peaks high on an empty card still fits a small card. No margin is negative.
+a run that peaks high on an empty GPU still fits a small GPU. No margin is negative.
 
 If a calibration applies, a batch fits if its replay does not fail within
 
     (usable memory - overhead - z * spread) / slope,
 
 in which `overhead` includes the context. A cap on the allocator keeps the margin of verdicts: it bounds only
-the reserved memory, which does not include the overhead, and peaks on an empty card hardly show which batches
-fit a full card.
+the reserved memory, which does not include the overhead, and peaks on an empty GPU hardly show which batches
+fit a full GPU.
 
-The memory limit at a confidence c (a "room" in the code) is the memory that is available with probability c;
+The memory limit at a confidence c is the memory that is available with probability c;
 there may be more. But the caching allocator is not monotone in its memory: a batch that releases cached
 memory in order to fit may fail with a little more memory. For c above 0.5 such a batch must also fit under
-OTHER_ROOMS further limits, at confidences from c down to 1 - c in equal steps, 0.5 among them. With eight
+OTHER_LIMITS further limits, at confidences from c down to 1 - c in equal steps, 0.5 among them. With eight
 limits, no range that has an eighth of the probability is missed; each limit costs a replay at most. A batch
 that fits without retries does the same under any larger limit, and is not replayed again.
 """
@@ -43,7 +43,7 @@ from planner.jobs import Job
 from planner.program import Trace
 
 EVEN_ODDS = 0.5  # the confidence without a margin
-OTHER_ROOMS = 8  # an even number, so that the likeliest limit is among them
+OTHER_LIMITS = 8  # an even number, so that the likeliest limit is among them
 
 
 class Budget(Struct, frozen=True):
@@ -61,7 +61,7 @@ class Budget(Struct, frozen=True):
     larger_limits: tuple[MemoryLimits, ...] = ()  # under which a batch that fits with retries must fit too
 
     @property
-    def rooms(self) -> tuple[MemoryLimits, ...]:
+    def all_limits(self) -> tuple[MemoryLimits, ...]:
         """Return the memory limits under which a batch must fit, the smallest first."""
         return (self.limits, *self.larger_limits)
 
@@ -123,8 +123,8 @@ def _lower_confidences(confidence: float) -> tuple[float, ...]:
 
     Returns () for a confidence of 0.5.
     """
-    step = (2 * confidence - 1) / OTHER_ROOMS
-    return tuple(confidence - number * step for number in range(1, OTHER_ROOMS + 1)) if step else ()
+    step = (2 * confidence - 1) / OTHER_LIMITS
+    return tuple(confidence - number * step for number in range(1, OTHER_LIMITS + 1)) if step else ()
 
 
 def limits_at(budget: Budget, confidence: float) -> MemoryLimits | None:
@@ -141,7 +141,7 @@ def limits_at(budget: Budget, confidence: float) -> MemoryLimits | None:
         return None
     capacity = total = None
     if device.usable.value < UNLIMITED_BYTES:
-        left, deviation, slope = room_beside_process(device, budget.correction)
+        left, deviation, slope = memory_for_replay(device, budget.correction)
         need = _max_need(left, deviation, verdicts, z) if slope is None else (left - z * deviation) / slope
         capacity = max(0, int(need))
         # A fraction in the configuration refers to the total, and bounds only the allocator, as a cap does.
@@ -192,7 +192,7 @@ def _max_need(left: float, deviation: float, verdicts: Spread, z: float) -> floa
     return min(left, rest / (mean * left + root)) if z >= 0 else (mean * left + root) / leading
 
 
-def room_beside_process(device: Device, correction: Correction | None) -> tuple[float, float, float | None]:
+def memory_for_replay(device: Device, correction: Correction | None) -> tuple[float, float, float | None]:
     """Return the bytes left for the replay, their standard deviation, and a calibration's slope.
 
     The slope is None if no line applies. With a line, a replay may need the bytes left divided by the slope.
@@ -211,13 +211,13 @@ def _process_overhead(device: Device, correction: Correction | None) -> tuple[fl
     if correction is None or correction.fit is None:
         return size, spread, None
     if correction.includes_context:
-        size, spread = beside_context(device)
+        size, spread = nccl_memory(device)
     fit = correction.fit
     deviation = hypot(fit.spread_bytes, spread, correction.extra_spread_bytes)
     return fit.overhead_bytes + size, deviation, fit.slope
 
 
-def beside_context(device: Device) -> tuple[int, float]:
+def nccl_memory(device: Device) -> tuple[int, float]:
     """Return the bytes that NCCL takes outside the allocator and the CUDA context, and their deviation.
 
     Both are 0 if the device has no figure for NCCL.
@@ -252,7 +252,7 @@ def upper_process_bytes(budget: Budget, peak_reserved_bytes: int) -> int:
     if correction is not None and correction.fit is not None:  # its prediction bound and other spreads
         fit = correction.fit
         margin = fit.bound_bytes(peak_reserved_bytes, budget.confidence) - fit.peak_bytes(peak_reserved_bytes)
-        spread = beside_context(budget.device)[1] if correction.includes_context else deviation
+        spread = nccl_memory(budget.device)[1] if correction.includes_context else deviation
         upper = expected + round(hypot(margin, z * round(hypot(correction.extra_spread_bytes, spread))))
     else:
         reserved = margins_of(budget.likeness).peak_ratio(budget.confidence) * peak_reserved_bytes

@@ -127,7 +127,7 @@ def find_device(name: str, folder: Path = DEVICES_FOLDER) -> Device:
     if key in devices:
         return devices[key]
     refuse_apple(key)
-    raise UsageError(f"unknown GPU {name!r}: {_hint(name, devices)}; for any other card give --gpu-mib N")
+    raise UsageError(f"unknown GPU {name!r}: {_hint(name, devices)}; for any other GPU give --gpu-mib N")
 
 
 def _hint(name: str, devices: Mapping[str, Device]) -> str:

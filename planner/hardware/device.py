@@ -122,7 +122,7 @@ def _derived(mib: int, spread_mib: int, source: str) -> SourcedBytes:
 
 GENERIC_CONTEXT = _derived(
     *typical_context(),
-    "that of the median card: published contexts (torch >= 2.1) grow with the multiprocessors",
+    "that of the median GPU: published contexts (torch >= 2.1) grow with the multiprocessors",
 )
 
 
@@ -144,7 +144,7 @@ def generic_usable(total_bytes: int) -> SourcedBytes:
     It is nvidia-smi's total, `total_bytes`, minus 398 MiB and 0.23 %.
     """
     reserved_bytes = DRIVER_MIB * MIB + round(DRIVER_SHARE * total_bytes)
-    source = f"total less {DRIVER_MIB} MiB and {DRIVER_SHARE:.2%}: the known cards' line"
+    source = f"total less {DRIVER_MIB} MiB and {DRIVER_SHARE:.2%}: the known GPUs' line"
     spread_bytes = DRIVER_SPREAD_MIB * MIB
     return SourcedBytes(max(0, total_bytes - reserved_bytes), source, spread_bytes, FigureKind.DERIVED)
 
@@ -170,5 +170,5 @@ def unlimited_device() -> Device:
 
 
 def _ampere(name: str, total: SourcedBytes, usable: SourcedBytes) -> Device:
-    source = "assumed: an Ampere card"
+    source = "assumed: an Ampere GPU"
     return Device(name, total, usable, GENERIC_CONTEXT, GENERIC_CAPABILITY, capability_source=source)

@@ -9,7 +9,7 @@ from math import hypot
 from statistics import NormalDist
 
 from planner.allocator import MemoryLimits, Replay, replay_trace
-from planner.hardware.budget import Budget, is_fitted, room_beside_process
+from planner.hardware.budget import Budget, is_fitted, memory_for_replay
 from planner.hardware.device import UNLIMITED_BYTES
 from planner.hardware.likeness import margins_of
 from planner.hardware.residuals import Spread
@@ -21,16 +21,16 @@ TOLERANCE = 0.1  # as a share of the smaller of a probability and its complement
 
 
 def estimate_oom_probability(
-    budget: Budget, trace: Trace, run: Replay, in_rooms: Iterable[tuple[MemoryLimits, Replay]] = ()
+    budget: Budget, trace: Trace, run: Replay, limit_replays: Iterable[tuple[MemoryLimits, Replay]] = ()
 ) -> float | None:
     """Return the probability that the batch of `run` runs out of memory on the GPU.
 
     Returns None if nothing bounds the memory, or if no run resembles the job and no calibration has a line
     for it. `run` is a replay that did not fail, under limits of the budget's configuration. The smallest
     memory in which the batch fits is between the bytes of its tensors and its reserved peak; replays in
-    between narrow it down as far as needed. `in_rooms` holds further replays with their limits. If a replay
-    above the smallest memory fails, all limits up to the next limit that fits on either side are assumed to
-    fail, so that the probability is not underestimated.
+    between narrow it down as far as needed. `limit_replays` holds further replays with their limits. If a
+    replay above the smallest memory fails, all limits up to the next limit that fits on either side are
+    assumed to fail, so that the probability is not underestimated.
     """
     if budget.cap_bytes is None and budget.device.usable.value >= UNLIMITED_BYTES:
         return None
@@ -38,7 +38,7 @@ def estimate_oom_probability(
         return None
     low = float(live_bytes_bound(trace.events)(run.batch))
     known = {max(low, float(run.peak_reserved_bytes)): True}
-    for limits, other in in_rooms:
+    for limits, other in limit_replays:
         if limits.allocator_limit_bytes is not None:
             known[float(limits.allocator_limit_bytes)] = other.outcome is not Outcome.DOES_NOT_FIT
     high = min(size for size, fits in known.items() if fits)
@@ -78,19 +78,19 @@ def oom_probability_at(budget: Budget, need_bytes: float) -> float:
         probabilities.append(probability_beyond(budget.bound_bytes, need_bytes, verdicts, 0.0))
     device = budget.device
     if device.usable.value < UNLIMITED_BYTES:
-        room, deviation, slope = room_beside_process(device, budget.correction)
+        available, deviation, slope = memory_for_replay(device, budget.correction)
         spread = verdicts if slope is None else Spread(0, slope - 1, 0.0)
-        probabilities.append(probability_beyond(room, need_bytes, spread, deviation))
+        probabilities.append(probability_beyond(available, need_bytes, spread, deviation))
     return max(probabilities)
 
 
-def probability_beyond(room: float, need: float, verdicts: Spread, deviation: float) -> float:
-    """Return the probability that a run takes more than `room` if its replay needs `need`.
+def probability_beyond(available: float, need: float, verdicts: Spread, deviation: float) -> float:
+    """Return the probability that a run takes more than `available` if its replay needs `need`.
 
-    `deviation` is the standard deviation of `room`; all are in the same unit.
+    `deviation` is the standard deviation of `available`; all are in the same unit.
 
     >>> probability_beyond(100, 100, Spread(9, 0.0, 0.01), 0.0)
     0.5
     """
     spread = hypot(deviation, verdicts.scale * need)
-    return 1 - NormalDist(0, max(spread, 1e-9)).cdf(room - (1 + verdicts.location) * need)
+    return 1 - NormalDist(0, max(spread, 1e-9)).cdf(available - (1 + verdicts.location) * need)

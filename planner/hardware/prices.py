@@ -132,7 +132,7 @@ def _header(path: Path, line: int, row: list[str], column: str) -> list[str]:
         problem = f"missing column {', '.join(missing)}; this is the schema of SkyPilot's catalogues"
         raise DataFileError(f"{path} line {line}: {problem}")
     if len(set(row)) != len(row):
-        raise DataFileError(f"{path} line {line}: a column stands there twice")
+        raise DataFileError(f"{path} line {line}: a column occurs twice")
     return row
 
 

@@ -16,8 +16,8 @@ PLATFORMS: Mapping[Vendor, str] = {Vendor.AMD: "runs under ROCm", Vendor.INTEL: 
 # 76 MiB: parseCUDABlasLtWorkspaceSize of ATen/cuda/CublasHandlePool.cpp under USE_ROCM. Blocks of 4 GiB:
 # intel/intel-extension-for-pytorch issues 846 and 863.
 _INSTEAD = (
-    "CUDA's libraries on an A100 stand in their place, with the widest margins of all, and no probability is "
-    "given"
+    "CUDA's libraries on an A100 are used in their place, with the widest margins of all, and no probability "
+    "is given"
 )
 NOT_MODELLED: Mapping[Vendor, str] = {
     Vendor.AMD: (

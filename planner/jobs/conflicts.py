@@ -126,19 +126,19 @@ CONFLICTS = (
     Conflict(
         "--compile",
         ("--dataset-size",),
-        "is not planned, since a smaller last batch is compiled anew",
+        "is not planned, since a smaller last batch is compiled again",
         "remove one of the two",
     ),
     Conflict(
         "--compile",
         ("--eval-batch", "--eval-input"),
-        "is not planned, since torch compiles anew, for any size, where batches of two sizes come",
+        "is not planned, since torch compiles again, for any size, where batches of two sizes come",
         f"remove it, to evaluate at the training's size, or {RUN}",
     ),
     Conflict(
         "--compile",
         ("samples of many sizes",),
-        "is not planned, since torch compiles anew for them",
+        "is not planned, since torch compiles again for them",
         "give the largest size alone",
     ),
     Conflict(

@@ -12,7 +12,8 @@ from .clusters.search import (
     ClusterTable as ClusterTable, find_clusters as find_clusters,
 )
 from .clusters.splits import (
-    ClusterQuestion as ClusterQuestion, Gathers as Gathers, MOST_GPUS as MOST_GPUS, Recipe as Recipe,
+    ClusterQuestion as ClusterQuestion, Gathers as Gathers, MOST_GPUS as MOST_GPUS,
+    SplitRecipe as SplitRecipe,
 )
 from .epoch import (
     EpochPrograms as EpochPrograms, check_batch as check_batch, max_useful_batch as max_useful_batch,
@@ -39,7 +40,8 @@ from .programs import (
 )
 from .quote import Quote as Quote
 from .ranks import (
-    count_ranks as count_ranks, is_worse as is_worse, ranks_beside as ranks_beside, with_ranks as with_ranks,
+    count_ranks as count_ranks, is_worse as is_worse, ranks_to_plan as ranks_to_plan,
+    with_ranks as with_ranks,
 )
 from .search.replays import TimedPrograms as TimedPrograms
 from .serving import (

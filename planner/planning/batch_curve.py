@@ -13,8 +13,8 @@ from planner.planning.estimate import unlimited
 from planner.planning.search.replays import ReplayCache, TargetReplays
 from planner.program import LARGEST_BATCH, Outcome, ProgramSet
 
-BEYOND = 1.35  # end of a card's curve, as a multiple of its largest batch size
-ENDLESS_BEYOND = 4  # end of the curve of an unlimited card, as a multiple of the requested batch
+BEYOND = 1.35  # end of a GPU's curve, as a multiple of its largest batch size
+ENDLESS_BEYOND = 4  # end of the curve of an unlimited GPU, as a multiple of the requested batch
 
 
 class SampleDensity(Struct, frozen=True):
@@ -25,7 +25,7 @@ class SampleDensity(Struct, frozen=True):
 
 
 SELECTED_DENSITY = SampleDensity(8, 4)
-OTHER_DENSITY = SampleDensity(4, 2)  # of the cards that were not requested; there are many of them
+OTHER_DENSITY = SampleDensity(4, 2)  # of the curves that were not requested; there are many of them
 
 
 class CurvePoint(Struct, frozen=True):
@@ -46,41 +46,39 @@ class DeviceCurve(Struct, frozen=True):
     """The points of one GPU's curve, in ascending order of batch size."""
 
     budget: Budget
-    max_batch: int | None  # 0 if no batch size fits; None on an unlimited card
+    max_batch: int | None  # 0 if no batch size fits; None on an unlimited GPU
     points: tuple[CurvePoint, ...]
 
 
 class BatchCurve(Struct, frozen=True):
     """The curves of one job on several GPUs."""
 
-    batch: int  # requested; each card has a point for it
-    cards: tuple[DeviceCurve, ...]
-    chosen: int  # index of the requested card in `cards`
+    batch: int  # requested; each GPU has a point for it
+    curves: tuple[DeviceCurve, ...]
+    chosen: int  # index of the requested GPU in `curves`
 
 
 def take_curve(
-    cards: Sequence[tuple[Budget, int | None]], programs: ProgramSet, batch: int, chosen: int = 0
+    gpus: Sequence[tuple[Budget, int | None]], programs: ProgramSet, batch: int, chosen: int = 0
 ) -> BatchCurve:
     """Return the curves of GPUs whose largest batch sizes are known.
 
-    `cards` holds the budget and the largest batch size of each GPU; None is an unlimited GPU. `chosen` is the
+    `gpus` holds the budget and the largest batch size of each GPU; None is an unlimited GPU. `chosen` is the
     index of the requested GPU, whose curve has more points. Raises the errors of a capture.
     """
-    cards_by_size: dict[int, list[int]] = {}
-    for number, (_, most) in enumerate(cards):
+    devices_by_size: dict[int, list[int]] = {}
+    for number, (_, most) in enumerate(gpus):
         for size in curve_sizes(most, batch, SELECTED_DENSITY if number == chosen else OTHER_DENSITY):
-            cards_by_size.setdefault(size, []).append(number)
-    cache, targets = ReplayCache(programs), {budget.device.target for budget, _ in cards}
+            devices_by_size.setdefault(size, []).append(number)
+    cache, targets = ReplayCache(programs), {budget.device.target for budget, _ in gpus}
     replays = {one: TargetReplays(cache, one, programs.bound(one), LARGEST_BATCH) for one in targets}
-    points: list[list[CurvePoint]] = [[] for _ in cards]
-    for size in sorted(cards_by_size):
-        for number in cards_by_size[size]:
-            budget = cards[number][0]
+    points: list[list[CurvePoint]] = [[] for _ in gpus]
+    for size in sorted(devices_by_size):
+        for number in devices_by_size[size]:
+            budget = gpus[number][0]
             points[number] += _points(replays[budget.device.target], size, budget)
-    curves = (
-        DeviceCurve(budget, most, tuple(own)) for (budget, most), own in zip(cards, points, strict=True)
-    )
-    return BatchCurve(batch, tuple(curves), chosen)
+    drawn = (DeviceCurve(budget, most, tuple(own)) for (budget, most), own in zip(gpus, points, strict=True))
+    return BatchCurve(batch, tuple(drawn), chosen)
 
 
 def curve_sizes(max_batch: int | None, batch: int, grid: SampleDensity) -> list[int]:

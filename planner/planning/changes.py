@@ -156,7 +156,7 @@ def _of_optimizer(job: Job) -> Iterator[Change]:
         implementation = OptimizerImpl.FOR_LOOP
         yield change_fields("--optimizer-impl for-loop", cost, 1, OPTIMIZERS, optimizer_impl=implementation)
     if job.loop.optimizer in (Optimizer.ADAM, Optimizer.ADAMW):
-        cost = "another optimizer with almost no state: learning rates have to be found anew"
+        cost = "another optimizer with almost no state: learning rates have to be found again"
         yield _of_other_optimizer(job, Optimizer.ADAFACTOR, cost, 5)
         if installed_version("bitsandbytes"):
             name = f"bitsandbytes.optim.{'AdamW' if job.loop.optimizer is Optimizer.ADAMW else 'Adam'}8bit"
@@ -195,7 +195,7 @@ def _of_adaptation(job: Job) -> Iterator[Change]:
         cost = "another training: adapters of rank 8 in place of all weights"
         yield change_fields("--peft lora", cost, 7, "adapters", peft="lora")
         if has_quantizer:
-            cost = "another training: adapters of rank 8 beside weights in 4 bits, which take time to unpack"
+            cost = "another training: adapters of rank 8 with weights in 4 bits, which take time to unpack"
             yield change_fields(
                 "--peft lora --quantize nf4", cost, 8, "adapters", peft="lora", quantize=Quantize.NF4
             )

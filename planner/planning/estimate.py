@@ -14,8 +14,8 @@ from planner.allocator import (
     Replay,
     is_limit_independent,
     max_reserved_bytes,
-    replay_in_rooms,
     replay_trace,
+    replay_under_limits,
     replay_with_breakdown,
 )
 from planner.hardware import (
@@ -104,15 +104,15 @@ def estimate_batch(job: Job, trace: Trace, budget: Budget, trace_seconds: float 
     budget = judge_budget(budget, job, trace)
     limits = budget.likely_limits
     run, at_peak = replay_with_breakdown(trace, limits)
-    in_rooms = _replays_in_rooms(budget, trace, run)
+    replays = _replays_under_limits(budget, trace, run)
     failed_bytes, failed = next(
-        ((room.allocator_limit_bytes, own) for room, own in in_rooms if own.outcome is Outcome.DOES_NOT_FIT),
+        ((one.allocator_limit_bytes, own) for one, own in replays if own.outcome is Outcome.DOES_NOT_FIT),
         (None, None),
     )
-    lived = next((own for _, own in in_rooms if own.outcome is not Outcome.DOES_NOT_FIT), None)
+    lived = next((own for _, own in replays if own.outcome is not Outcome.DOES_NOT_FIT), None)
     if lived is None:
         lived = replay_trace(trace, unlimited(limits))
-    chance = estimate_oom_probability(budget, trace, lived, in_rooms)
+    chance = estimate_oom_probability(budget, trace, lived, replays)
     answer = _answer(budget, chance, failed, run)
     costs: tuple[RetryCost, ...] = ()
     if run.outcome is Outcome.DOES_NOT_FIT:
@@ -120,13 +120,13 @@ def estimate_batch(job: Job, trace: Trace, budget: Budget, trace_seconds: float 
         run, at_peak = replay_with_breakdown(trace, limits)
     elif run.outcome is Outcome.FITS_WITH_RETRIES:
         costs = count_retries(trace, limits)
-    sure_costs = () if failed is not None or in_rooms[0][1].outcome is Outcome.FITS else costs
-    if failed is None and in_rooms[0][1].outcome is Outcome.FITS_WITH_RETRIES and limits != budget.limits:
+    sure_costs = () if failed is not None or replays[0][1].outcome is Outcome.FITS else costs
+    if failed is None and replays[0][1].outcome is Outcome.FITS_WITH_RETRIES and limits != budget.limits:
         sure_costs = count_retries(trace, budget.limits)
     growth = find_growth(trace)
     limit = None
     if growth is not None and failed is None:
-        limit = find_step_limit(trace, budget.limits, growth, in_rooms[0][1].peak_reserved_bytes)
+        limit = find_step_limit(trace, budget.limits, growth, replays[0][1].peak_reserved_bytes)
     steps = steps_of_epoch(job, trace.batch)
     ends = growth is not None and limit is not None and limit.steps < steps
     if growth is not None and ends:
@@ -136,7 +136,7 @@ def estimate_batch(job: Job, trace: Trace, budget: Budget, trace_seconds: float 
     return Estimate(
         job,
         budget,
-        Outcome.DOES_NOT_FIT if failed or ends else in_rooms[0][1].outcome,
+        Outcome.DOES_NOT_FIT if failed or ends else replays[0][1].outcome,
         answer,
         run,
         limits,
@@ -158,22 +158,24 @@ def estimate_batch(job: Job, trace: Trace, budget: Budget, trace_seconds: float 
     )
 
 
-def _replays_in_rooms(budget: Budget, trace: Trace, expected: Replay) -> list[tuple[MemoryLimits, Replay]]:
+def _replays_under_limits(
+    budget: Budget, trace: Trace, expected: Replay
+) -> list[tuple[MemoryLimits, Replay]]:
     """Return the replays of a trace under the memory limits of a budget, each with its limits.
 
     The limit at the budget's confidence comes first. If the trace fits under it without retries, no other
     limit is tried. `expected` is the replay under the likeliest limit.
     """
-    likely, room_bytes = budget.likely_limits, max_reserved_bytes(budget.limits)
+    likely, limit_bytes = budget.likely_limits, max_reserved_bytes(budget.limits)
     is_undisturbed = expected.outcome is Outcome.FITS and is_limit_independent(likely)
-    if is_undisturbed and (room_bytes is None or expected.peak_reserved_bytes <= room_bytes):
+    if is_undisturbed and (limit_bytes is None or expected.peak_reserved_bytes <= limit_bytes):
         return [(budget.limits, expected)]
     first = expected if likely == budget.limits else replay_trace(trace, budget.limits)
     if first.outcome is Outcome.FITS:
         return [(budget.limits, first)]
     others = [limits for limits in budget.larger_limits if limits != likely]
-    rooms = replay_in_rooms(others, partial(replay_trace, trace))
-    return [(budget.limits, first), *rooms, (likely, expected)]
+    further = replay_under_limits(others, partial(replay_trace, trace))
+    return [(budget.limits, first), *further, (likely, expected)]
 
 
 def _answer(budget: Budget, chance: float | None, failed: Replay | None, expected: Replay) -> Answer | None:

@@ -28,10 +28,10 @@ def find_step_limit(trace: Trace, limits: MemoryLimits, growth: Growth, peak_byt
     reserved peak of the traced steps. The number is extrapolated from the growth of a step if the traced
     steps do not repeat, or if the steps that fit are too many to replay.
     """
-    room = max_reserved_bytes(limits)
-    if room is None:
+    limit_bytes = max_reserved_bytes(limits)
+    if limit_bytes is None:
         return None
-    guess = growth.steps + max(0, room - peak_bytes) // growth.bytes_per_step
+    guess = growth.steps + max(0, limit_bytes - peak_bytes) // growth.bytes_per_step
     if growth.last_step is not None and guess >= growth.last_step:
         return None
     steps = cut_trace(_without_activations(trace))

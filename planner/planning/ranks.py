@@ -20,7 +20,7 @@ def count_ranks(job: Job) -> int:
     return 1 if job.sharding.deepspeed else job.sharding.ranks
 
 
-def ranks_beside(job: Job, trace: Trace) -> tuple[int, ...]:
+def ranks_to_plan(job: Job, trace: Trace) -> tuple[int, ...]:
     """Return the ranks to plan in addition to rank 0.
 
     `trace` is the trace of rank 0. The tuple is empty if all ranks hold equal parts. Of more than

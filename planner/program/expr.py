@@ -174,7 +174,7 @@ def validate_ops(variant: GuardedOps) -> None:
     for place, (operation, a, b) in enumerate(variant.nodes):
         if operation in OPERATIONS:
             if not (0 <= a < place and 0 <= b < place):
-                raise ValueError(f"node {place} stands before its operands")
+                raise ValueError(f"node {place} precedes its operands")
         elif operation not in (BATCH, SM_COUNT, CONSTANT):
             raise ValueError(f"node {place}: unknown operation {operation!r}")
     places = range(len(variant.nodes))

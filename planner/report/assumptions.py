@@ -78,8 +78,8 @@ def _ranks(estimate: Estimate) -> Iterator[str]:
     if count == 1:
         return
     if planned == 0:
-        beside = "; others may hold more" if job.sharding.world_size or job.sharding.rank else ""
-        yield f"rank {job.sharding.rank} of {count} alone is planned{beside}"
+        caveat = "; others may hold more" if job.sharding.world_size or job.sharding.rank else ""
+        yield f"rank {job.sharding.rank} of {count} alone is planned{caveat}"
     elif planned < count:
         yield f"{planned} of {count} ranks are planned, of which rank {job.sharding.rank} takes most"
     elif len(estimate.ranks) > 1:
@@ -158,8 +158,8 @@ def risk_sentence(likeness: Likeness) -> str:
     )
     if not others:
         return rests
-    beside = ", ".join(f"{part.scale:.1%} {part.what}" for part in others)
-    return f"{rests}; beside it {beside}: {margins.verdicts.scale:.1%} in all"
+    further = ", ".join(f"{part.scale:.1%} {part.what}" for part in others)
+    return f"{rests}; in addition {further}: {margins.verdicts.scale:.1%} in all"
 
 
 def _precision(job: Job) -> str:
@@ -239,7 +239,7 @@ def _recipe(job: Job) -> tuple[str, ...]:
     views = (
         "gradients are views of the buckets"
         if job.sharding.ddp_bucket_view
-        else "beside the gradients themselves"
+        else "in addition to the gradients themselves"
     )
     evaluated = f"{job.loop.eval_batch:,} samples" if job.loop.eval_batch else "this size"
     evaluated += f", with input {' and '.join(job.loop.eval_input)}," if job.loop.eval_input else ""

@@ -28,7 +28,7 @@ from planner.report.document import (
 )
 
 BAR = 24  # width of a bar, in characters
-ROOMY = 72  # width of the narrowest terminal on which columns have their minimum widths
+LEAST_TABLE_WIDTH = 72  # width of the narrowest terminal on which columns have their minimum widths
 _ANY_WIDTH = 10_000
 _COLOURS = {
     "": "",
@@ -111,7 +111,7 @@ class NarrowingTable:
             shown.remove(leaving.pop(0))
         drawn = self._draw(shown)
         for place, column in zip(shown, drawn.columns, strict=True):
-            if options.max_width >= ROOMY and drawn.show_header:
+            if options.max_width >= LEAST_TABLE_WIDTH and drawn.show_header:
                 indent = 0 if place else self.table.indent  # the indent is for plain text
                 column.min_width = max(0, columns[place].min_width - indent)
         yield drawn

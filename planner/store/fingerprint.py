@@ -31,7 +31,7 @@ from planner.jobs import (
 Fingerprint = dict[str, Any]  # JSON
 
 PACKAGE = Path(__file__).parents[1]
-_ROOMS = ("capture", "jobs", "program")  # packages whose code decides what a trace is
+_PACKAGES = ("capture", "jobs", "program")  # packages whose code decides what a trace is
 _OWN = ("store/codec.py", "store/layout.py")  # modules that encode and decode traces
 LIBRARIES = {
     "hf": ("transformers",),
@@ -139,8 +139,8 @@ def digest(key: Fingerprint) -> str:
 
 def source_digest() -> str:
     """Return a digest of the planner's source files that determine traces."""
-    rooms = (path for room in _ROOMS for path in sorted((PACKAGE / room).rglob("*.py")))
-    return _digest_files((*rooms, *(PACKAGE / name for name in _OWN)))
+    modules = (path for package in _PACKAGES for path in sorted((PACKAGE / package).rglob("*.py")))
+    return _digest_files((*modules, *(PACKAGE / name for name in _OWN)))
 
 
 def _digest_files(paths: Iterable[Path]) -> str:
@@ -197,7 +197,7 @@ def file_digest(path: Path, name: str = "") -> str | None:
             return None
         for module in sorted({one for node in nodes for one in _imported(node)}):
             top = module.partition(".")[0]
-            inside = _beside(top, path.parent)
+            inside = _module_files(top, path.parent)
             if inside is not None:
                 waiting += inside
             elif top in _INSTALLED:
@@ -259,7 +259,7 @@ def _imported(node: ast.AST) -> Iterator[str]:
         yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def _beside(module: str, folder: Path) -> list[Path] | None:
+def _module_files(module: str, folder: Path) -> list[Path] | None:
     """Return the Python files of a module in a folder, or None if it is absent.
 
     A module may be a file or a package.

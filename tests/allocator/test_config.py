@@ -91,11 +91,11 @@ def test_configurations_that_are_understood(text: str, config: AllocatorConfig) 
         ("pinned_num_register_threads:x", "pinned_num_register_threads takes a whole number, not 'x'"),
         (
             "garbage_collection_threshold:1.0",
-            "garbage_collection_threshold must lie between 0 and 1, both excluded, not 1.0",
+            "garbage_collection_threshold must be between 0 and 1, both excluded, not 1.0",
         ),
         (
             "garbage_collection_threshold:0",
-            "garbage_collection_threshold must lie between 0 and 1, both excluded, not 0",
+            "garbage_collection_threshold must be between 0 and 1, both excluded, not 0",
         ),
         ("per_process_memory_fraction:1.5", "per_process_memory_fraction must be between 0 and 1, not 1.5"),
         ("per_process_memory_fraction:nan", "per_process_memory_fraction must be between 0 and 1, not nan"),

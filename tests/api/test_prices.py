@@ -88,7 +88,7 @@ def test_what_is_missing_is_said(options: dict[str, Any], message: str) -> None:
         ("gpu,samples_per_second\nL4\n", "line 2: 1 values, but 2 columns"),
         ("gpu,samples_per_second\nL4,fast\n", "line 2: expected samples a second"),
         ("gpu,samples_per_second\n\nL99,3\n", "line 3: unknown GPU"),
-        ("gpu,samples_per_second\nL4,3\nNVIDIA L4,4\n", "line 3: L4 24GB stands there twice"),
+        ("gpu,samples_per_second\nL4,3\nNVIDIA L4,4\n", "line 3: L4 24GB occurs twice"),
     ],
 )
 def test_broken_files_of_throughput_are_refused_by_line(tmp_path: Path, text: str, message: str) -> None:

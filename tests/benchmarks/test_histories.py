@@ -74,7 +74,7 @@ def test_a_recorded_job_is_planned_event_by_event(job: recorded.RecordedJob) -> 
 
 
 def test_cards_are_named_without_the_reasons() -> None:
-    """A card that is only confined by a record is called not named, an inferred one inferred."""
+    """A GPU that is only confined by a record is called not named, an inferred one inferred."""
     assert histories.card_of("NVIDIA GeForce RTX 4060 Ti (nsys reports)") == "NVIDIA GeForce RTX 4060 Ti"
     assert histories.card_of("NVIDIA H100 80GB (inferred: 32 MiB)") == "NVIDIA H100 80GB, inferred"
     assert histories.card_of("unknown (cuBLAS workspace of 8.5 MiB)") == "not named"

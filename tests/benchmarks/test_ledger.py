@@ -20,7 +20,7 @@ def outcome(case: str, limit: float, truth: str, planner: str) -> Row:
 
 
 def test_the_page_is_what_the_tables_give() -> None:
-    """Written anew from the stored tables, the page is the same."""
+    """Written again from the stored tables, the page is the same."""
     assert ledger.PAGE.read_text(encoding="utf-8") == ledger.write_ledger()
 
 

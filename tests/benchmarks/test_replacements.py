@@ -9,7 +9,7 @@ CAPTURE = Path(replacements.ROOT, "planner", "capture")
 
 
 def test_the_page_is_what_the_sources_give() -> None:
-    """Written anew from the sources, the page is the same."""
+    """Written again from the sources, the page is the same."""
     assert replacements.PAGE.read_text(encoding="utf-8") == replacements.page()
 
 

@@ -78,7 +78,7 @@ def test_what_is_there_is_not_measured_again(tmp_path: Path) -> None:
 
 
 def test_runs_that_differ_in_any_option_are_different_runs(tmp_path: Path) -> None:
-    """Optimizer, allocator options, benchmark, cap, card and torch: each makes a run of its own."""
+    """Optimizer, allocator options, benchmark, cap, GPU and torch: each makes a run of its own."""
     series = [
         BatchSeries(JOB, (8,)),
         BatchSeries(JOB.replace(optimizer=Optimizer.ADAM), (8,)),
@@ -150,7 +150,7 @@ def test_histories_are_kept_beside_their_runs(tmp_path: Path) -> None:
 
 
 def test_a_limit_is_found_from_runs_and_from_their_files_again(tmp_path: Path) -> None:
-    """Under 500 MiB 40 samples fit; a second call needs no run for that; a cap above the card is left."""
+    """Under 500 MiB 40 samples fit; a second call needs no run for that; a cap above the GPU is left."""
     series = (BatchSeries(JOB, (8, 16), caps_bytes=(500 * MIB, 2**40)),)
     measure, lines = FakeMeasure(), list[str]()
     result = run(tmp_path, measure, series, lines=lines)
@@ -392,7 +392,7 @@ def test_calibrating_nothing_is_refused(tmp_path: Path, batches: tuple[int, ...]
 
 
 def verified(batch: int, cap_mib: int, **seen: object) -> Verification:
-    """Verify the job of 100 MiB and 10 MiB a sample under a cap, on a card with made-up readings."""
+    """Verify the job of 100 MiB and 10 MiB a sample under a cap, on a GPU with made-up readings."""
     tracer = line(JOB, (8, 6), None)
     budget = make_budget(generic_device(12_288), 0.99, AllocatorConfig(), cap_mib * MIB)
     estimate = estimate_batch(JOB, tracer(batch), budget)

@@ -45,14 +45,14 @@ def emulated_points(*peaks: tuple[float, float]) -> list[Point]:
 
 
 def emulated_calibration(fit: Fit | NoFit = FIT) -> Calibration:
-    """A stored calibration of the emulated card."""
+    """A stored calibration of the emulated GPU."""
     known = calibration(KEY, fit)
     runs = tuple(replace(point, observation=emulated(point.observation)) for point in known.points)
     return replace(known, key=EMULATED_KEY, source="emulated", includes_context=False, points=runs)
 
 
 def test_the_name_shows_the_origin() -> None:
-    """The names that emulated GPUs get end in a word that no real one has, and are of the same card."""
+    """The names that emulated GPUs get end in a word that no real one has, and are of the same GPU."""
     name = describe_gpu(CARD).split(";")[0].removeprefix("name=")
     assert is_emulated(name) and origin_of(name) == "emulated"
     assert origin_of(KEY.gpu) == "measured"

@@ -156,7 +156,7 @@ def test_a_cap_is_a_fraction_of_what_torch_sees(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_nvml_is_read_for_the_card_and_the_process_that_torch_uses() -> None:
-    """The first visible card counts, by number or by name; of its processes only this one."""
+    """The first visible GPU counts, by number or by name; of its processes only this one."""
 
     class Nvml:
         def nvmlDeviceGetHandleByIndex(self, index: int) -> object:  # noqa: N802

@@ -44,13 +44,13 @@ from tests.helpers.runs import CARD, FakeMeasure
         ),
         (
             "estimate --model cnn --calibrations .",
-            "--calibrations: calibrations are those of a card; say which, such as --gpu L4",
+            "--calibrations: calibrations are of one GPU; say which, such as --gpu L4",
         ),
         (
             "max-batch --model cnn --allocator-cap-mib 900 --calibrations .",
-            "--calibrations: calibrations are those of a card; say which, such as --gpu L4",
+            "--calibrations: calibrations are of one GPU; say which, such as --gpu L4",
         ),
-        ("compare --model cnn --calibrations .", "--calibrations: calibrations are those of a card"),
+        ("compare --model cnn --calibrations .", "--calibrations: calibrations are of one GPU"),
         ("calibrate --model resnet50", "--batches is missing: give at least four batch sizes"),
         ("calibrate --model resnet50 --batches 8,x", "--batches: expected a whole number, got 'x'"),
         ("calibrate --model resnet50 --batches 8,0", "--batches: '0' is refused; use a whole number"),

@@ -58,7 +58,7 @@ def test_candidates(line: str, expected: list[str]) -> None:
 
 
 def test_every_card_completes_to_itself() -> None:
-    """Without a letter all cards are offered, each in a spelling that `--gpu` takes for it."""
+    """Without a letter all GPUs are offered, each in a spelling that `--gpu` takes for it."""
     names = completion.gpu_names("")
     assert [find_device(name).name for name in names] == [device.name for device in load_devices()]
 
@@ -66,7 +66,7 @@ def test_every_card_completes_to_itself() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("beginning", ["rtx", "A100-80", "4090", "Quadro RTX"])
 def test_cards_that_begin_so(beginning: str) -> None:
-    """Each completion of a beginning is a card, and no two are the same card."""
+    """Each completion of a beginning is a GPU, and no two are the same GPU."""
     names = [find_device(name).name for name in completion.gpu_names(beginning)]
     assert names
     assert len(names) == len(set(names))

@@ -140,12 +140,12 @@ def test_depth_folds_modules(depth: int, names: list[str], capsys: Capture) -> N
 
 
 def test_a_batch_that_does_not_fit_is_explained(capsys: Capture) -> None:
-    """The answer names the failing request and the memory of a card without end, with code 0."""
+    """The answer names the failing request and the memory of a GPU without end, with code 0."""
     code, out, _ = outcome(f"explain {NET} --batch 4096 --allocator-cap-mib 1000", capsys)
     assert code == 0
     assert out.startswith("Batch 4096 does not fit; without a limit it would take ")
     assert "\nFails at:       step 1, forward pass, module body.1, native_batch_norm: no room for " in out
-    assert ", on a card without end The process consists of" in " ".join(out.split())
+    assert ", on an unlimited GPU The process consists of" in " ".join(out.split())
 
 
 def test_a_model_that_only_trains_has_no_evaluation(capsys: Capture) -> None:

@@ -45,7 +45,7 @@ def test_an_emulated_verification_is_called_that(gpu: FakeMeasure, capsys: Captu
 
 @pytest.mark.usefixtures("linear")
 def test_verify_that_did_not_hold(gpu: FakeMeasure, capsys: Capture) -> None:
-    """The made-up run takes 180 MiB more than the linear layer, more than this card's bound."""
+    """The made-up run takes 180 MiB more than the linear layer, more than this GPU's bound."""
     code, out = verified(f"{JOB_OPTIONS} --json --confidence 0.6", capsys)
     fields = json.loads(out)
     assert (code, fields["ran"], fields["agrees"], fields["holds"]) == (1, True, True, False)
@@ -61,7 +61,7 @@ def test_verify_that_did_not_hold(gpu: FakeMeasure, capsys: Capture) -> None:
 
 @pytest.mark.usefixtures("linear")
 def test_verify_that_held(gpu: FakeMeasure, capsys: Capture) -> None:
-    """A run on a card with a smaller context holds; each peak stands beside its prediction."""
+    """A run on a GPU with a smaller context holds; each peak stands beside its prediction."""
     gpu.context_mib = 150
     code, out = verified(f"{JOB_OPTIONS} --confidence 0.999999", capsys)
     lines = out.splitlines()
@@ -83,7 +83,7 @@ def test_verify_runs_under_the_cap(gpu: FakeMeasure, capsys: Capture) -> None:
 
 @pytest.mark.usefixtures("linear")
 def test_verify_on_another_card(gpu: FakeMeasure, capsys: Capture) -> None:
-    """A run here is no proof for another card."""
+    """A run here is no proof for another GPU."""
     code, _, err = outcome(f"verify --model models.py:Fine {JOB_OPTIONS} --batch 8 --gpu L4", capsys)
     assert (code, err) == (
         2,
@@ -95,7 +95,7 @@ def test_verify_on_another_card(gpu: FakeMeasure, capsys: Capture) -> None:
 def test_verify_on_an_unknown_card(
     gpu: FakeMeasure, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    """A card that no database lists is taken as the driver and torch describe it."""
+    """A GPU that no database lists is taken as the driver and torch describe it."""
     monkeypatch.setattr("calibration.probe.client.find_gpu", lambda: replace(CARD, name="NVIDIA Z9"))
     device = json.loads(verified(f"{JOB_OPTIONS} --json", capsys)[1])["estimate"]["device"]
     assert (device["name"], device["total_mib"], device["usable_mib"]) == ("NVIDIA Z9", 12_288, 12_037)
@@ -130,9 +130,7 @@ def test_verify_the_largest_batch(gpu: FakeMeasure, capsys: Capture) -> None:
     assert runs == [(87, True, "yes"), (88, True, "no"), (92, False, "no")]
     assert fields["runs"][0]["errors"]["allocated"] == 0
     lines = outcome(LIMIT, capsys)[1].splitlines()
-    assert lines[0] == (
-        "Confidence 0.99 held: the largest batch was predicted to be 87; it lies from 88 to 91"
-    )
+    assert lines[0] == ("Confidence 0.99 held: the largest batch was predicted to be 87; it is from 88 to 91")
     assert [line for line in lines if line.startswith("Batch")] == [
         "Batch 87 was predicted to fit and ran",
         "Batch 88 was predicted not to fit and ran",
@@ -156,7 +154,7 @@ def test_verify_a_largest_batch_that_dies(gpu: FakeMeasure, capsys: Capture) -> 
 
 @pytest.mark.usefixtures("traced")
 def test_verify_without_a_cap(gpu: FakeMeasure, capsys: Capture) -> None:
-    """Without a cap the largest batch and the next are run, as far as the card has memory."""
+    """Without a cap the largest batch and the next are run, as far as the GPU has memory."""
     fields = json.loads(outcome(LIMIT.partition(" --alloc")[0] + " --json", capsys)[1])
     largest = fields["max_batch"]
     assert [request.batch for request in gpu.requests] == [largest, largest + 1]

@@ -11,7 +11,7 @@ from planner.allocator.config import MemoryLimits
 from planner.allocator.history.history import HistoryEvent
 from planner.emulator.history import ProcessHistory, StepEnd, trace_of
 from planner.emulator.launch import RunOptions
-from planner.emulator.record import EmulatedRun, GpuRecord, OutOfMemory, Peaks, StepPeaks
+from planner.emulator.record import EmulatedRun, GpuPeaks, GpuRecord, OutOfMemory, StepPeaks
 from planner.hardware.device import MIB, Device, SourcedBytes, generic_device
 from planner.planning.command.batch_finder import BatchFinder
 from planner.planning.command.by_runs import search_whole
@@ -84,7 +84,7 @@ def run_job(job: Job, batch: int, capacity_bytes: int | None) -> EmulatedRun:
         counts["a"] += 1
         live[name] = served
         events.append(HistoryEvent("alloc", served.address, size, 0))
-    peaks = Peaks(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, 0)
+    peaks = GpuPeaks(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, 0)
     record = GpuRecord(0, 1, 0, 0, (), peaks, allocator.retries, 0, failure, (), len(ends), was_stopped=False)
     history = ProcessHistory(0, 1, 0, "", 1.0, True, tuple(events), SITES, tuple(ends))
     code = 0 if failure is None else 1
@@ -125,7 +125,7 @@ def test_the_room_of_a_process_is_its_own() -> None:
     """Of two processes of one rank, what lies outside of its allocator bounds the second alone."""
     run = run_job(training, 8, None)
     first, history = run.records[0], replace(run.histories[0], pid=2)
-    outside = Peaks(0, 0, 64 * MIB)
+    outside = GpuPeaks(0, 0, 64 * MIB)
     second = replace(first, pid=2, steps=(StepPeaks(1, 1, outside),), after_steps=None)
     both = replace(run, records=(first, second), histories=(run.histories[0], history))
     rooms = [limits_of(one, both, gpu(1000)).capacity_bytes for one in both.histories]

@@ -204,7 +204,7 @@ print("peaks", peaks, file=sys.stderr)
 
 
 def test_libraries_are_loaded_whatever_uses_a_gpu_first(emulator: Emulator) -> None:
-    """NVML's Python binding sees the described card without torch."""
+    """NVML's Python binding sees the described GPU without torch."""
     code = """
 sys.modules.pop("torch")
 import pynvml
@@ -217,7 +217,7 @@ assert memory.total == 24564 * 2**20, memory.total
 
 
 def test_limits_and_options_of_the_allocator_are_torchs_own(emulator: Emulator) -> None:
-    """A fraction of the card; expandable segments, which map pages of 20 MiB as they need them."""
+    """A fraction of the GPU; expandable segments, which map pages of 20 MiB as they need them."""
     code = """
 torch.cuda.set_per_process_memory_fraction(0.1)
 torch.empty(3 * 2**30, dtype=torch.uint8, device="cuda")

@@ -65,7 +65,7 @@ USABLE_MIB = generic_device(1000).usable.value / MIB
 
 
 def test_memory_is_what_the_runtime_shows_less_the_context(core: Path) -> None:
-    """A segment fits exactly while context and segments fit into what torch sees of the card."""
+    """A segment fits exactly while context and segments fit into what torch sees of the GPU."""
     code = "show(used(), bool(alloc(2)), used(), bool(alloc(1000)), used())"
     assert call(core, code, small_gpu(context_mib=100)) == [0, True, 102, False, 102]
 

@@ -59,7 +59,7 @@ def test_a_process_is_shown_once_it_has_a_context(nvml: Path) -> None:
 
 
 def test_the_memory_in_use_rises_by_context_and_segments(nvml: Path) -> None:
-    """The memory that torch does not see of the card is in use from the start."""
+    """The memory that torch does not see of the GPU is in use from the start."""
     code = "before = used(); alloc(2); show(used() - before, before)"
     rise, before = call(nvml, code)
     hidden = generic_device(1000).total.value - generic_device(1000).usable.value
@@ -87,7 +87,7 @@ show(memory.total == memory.reserved + memory.used + memory.free, (later.used - 
 
 
 def test_what_a_card_may_leave_open_is_not_supported(nvml: Path) -> None:
-    """Programs expect that of consumer cards, and not that a function is missing."""
+    """Programs expect that of consumer GPUs, and not that a function is missing."""
     code = """
 def error(function):
     try: return str(function(card))

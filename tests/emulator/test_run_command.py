@@ -93,19 +93,19 @@ def test_a_build_without_cuda_is_refused_in_one_line(tmp_path: Path) -> None:
     [
         (
             ["--gpu", "L4", "--", "python", "x"],
-            "the command has no {batch}: write it where the batch size stands",
+            "the command has no {batch}: write it in place of the batch size",
         ),
         (
             ["--gpu", "L4", "--model", "resnet50", "--", "x", "{batch}"],
-            "--model means nothing beside a command",
+            "--model has no effect with a command",
         ),
         (
             ["--gpu", "L4", "--optimizer", "adam", "--", "x", "{batch}"],
-            "--optimizer means nothing beside a command",
+            "--optimizer has no effect with a command",
         ),
         (
             ["--gpu", "L4", "--method", "formula", "--", "x", "{batch}"],
-            "--method means nothing beside a command",
+            "--method has no effect with a command",
         ),
         (["--gpu", "L4", "--no-calibration", "--", "x", "{batch}"], "--no-calibration means nothing beside"),
         (["--", "x", "{batch}"], "say which GPU is emulated: --gpu NAME or --gpu-mib N, one of them"),

@@ -12,10 +12,10 @@ from planner.emulator.child.steps import MOST_ROWS, Steps
 from planner.emulator.launch import RunOptions, run_emulated
 from planner.emulator.record import (
     EmulatedRun,
+    GpuPeaks,
     GpuRecord,
     OtherProcess,
     OutOfMemory,
-    Peaks,
     StepPeaks,
     read_records,
 )
@@ -31,9 +31,9 @@ from planner.report.plain import render_plain
 VERSIONS = (("torch", "2.13.0"), ("cuda", "13.0"), ("cudnn", "9.20.0"))
 
 
-def peaks(allocated: int, reserved: int, process: int) -> Peaks:
+def peaks(allocated: int, reserved: int, process: int) -> GpuPeaks:
     """Return peaks given in MiB."""
-    return Peaks(allocated * MIB, reserved * MIB, process * MIB)
+    return GpuPeaks(allocated * MIB, reserved * MIB, process * MIB)
 
 
 def record(
@@ -208,8 +208,8 @@ def test_json() -> None:
 
 def test_a_gpu_that_two_ranks_share_is_named() -> None:
     """With the most that both have at the same time, which may be less than their peaks together."""
-    stray = replace(record(1, process=500), card=0, first_line="train.py:7")
-    shared = replace(run(record(0), stray, record(1)), card_peaks=(850 * MIB, 400 * MIB))
+    stray = replace(record(1, process=500), gpu_index=0, first_line="train.py:7")
+    shared = replace(run(record(0), stray, record(1)), gpu_peaks=(850 * MIB, 400 * MIB))
     text = " ".join(render_plain(run_document(shared)).split())
     assert "ranks 0 and 1 share GPU 0: 850.0 MiB at the same time" in text and "share GPU 1" not in text
     since = "rank 1 also has memory on another GPU, and on this one since train.py:7: look for torch.load"
@@ -220,7 +220,7 @@ def test_a_gpu_that_two_ranks_share_is_named() -> None:
 
 def test_processes_that_share_their_only_gpu_are_no_strays() -> None:
     """Two ranks on one GPU, as a machine with one GPU has them, get no hint."""
-    shared = replace(run(record(0), replace(record(1), card=0)), card_peaks=(850 * MIB,))
+    shared = replace(run(record(0), replace(record(1), gpu_index=0)), gpu_peaks=(850 * MIB,))
     assert "also ha" not in render_plain(run_document(shared))
 
 
@@ -229,7 +229,7 @@ def test_a_failure_names_who_else_is_on_the_gpu() -> None:
     failure = replace(RAISED, others=(OtherProcess(1, 300 * MIB),))
     failed = run(record(0, failure), code=1)
     text = " ".join(render_plain(run_document(failed)).split())
-    assert "no room for 614.0 MiB, beside 300.0 MiB of rank 1" in text
+    assert "no room for 614.0 MiB, next to 300.0 MiB of rank 1" in text
     assert run_to_json(failed)["failure"]["others"] == [{"rank": 1, "process_mib": 300.0}]
 
 
@@ -237,7 +237,7 @@ WRITTEN: dict[str, Any] = {
     "rank": 1,
     "pid": 7,
     "device": 0,
-    "card": 1,
+    "gpu_index": 1,
     "steps": [
         {"first": 1, "last": 2, "peaks": {"allocated_bytes": 1, "reserved_bytes": 2, "process_bytes": 3}}
     ],
@@ -255,7 +255,7 @@ def test_a_record_is_read_for_each_gpu_of_the_process(tmp_path: Path) -> None:
     """A process that was killed left what it had written at its last step."""
     (tmp_path / "1-7.json").write_text(json.dumps([WRITTEN]), encoding="utf-8")
     (single,) = read_records(tmp_path)
-    steps = (StepPeaks(1, 2, Peaks(1, 2, 3)),)
+    steps = (StepPeaks(1, 2, GpuPeaks(1, 2, 3)),)
     assert single == GpuRecord(1, 7, 0, 1, steps, None, 4, 5, None, VERSIONS, 2, was_stopped=False)
 
 

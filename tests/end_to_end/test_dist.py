@@ -141,7 +141,7 @@ def test_metadata_names_the_licence(built: tuple[Path, Path]) -> None:
 
 @pytest.mark.parametrize("model", ["cnn", "vgg16_bn", "vit_b_16"])
 def test_an_installed_wheel_answers(installed: Path, model: str) -> None:
-    """Outside of the repository, without torch, the wheel plans as the checkout does, which captures anew."""
+    """Outside of the repository, without torch, the wheel plans as the checkout does, which traces."""
     for gpu in (("--gpu-mib", "24000"), ("--gpu", "RTX 4090")):  # lines of calibrations need SciPy
         command = ("max-batch", "--model", model, *gpu, "--json")
         there = json.loads(run(installed / "venv/bin/planner", *command, folder=installed))
@@ -151,7 +151,7 @@ def test_an_installed_wheel_answers(installed: Path, model: str) -> None:
 
 
 def test_an_installed_wheel_imports_no_torch(installed: Path) -> None:
-    """Llama 70B is refused for a card of 24 GB, by the programs in the wheel alone."""
+    """Llama 70B is refused for a GPU of 24 GB, by the programs in the wheel alone."""
     done = subprocess.run(
         [installed / "venv/bin/python", "-c", WITHOUT_TORCH]
         + ["max-batch", "--model", "llama_70b", "--gpu-mib", "24000"],

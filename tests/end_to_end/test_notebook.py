@@ -207,7 +207,7 @@ def test_command_gives_json_of_a_failure(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_command_replays_on_a_card(capsys: pytest.CaptureFixture[str]) -> None:
-    """On a card that is too small for the tensor, the message names the memory left to the allocator."""
+    """On a GPU that is too small for the tensor, the message names the memory left to the allocator."""
     assert run(["replay", "variable", "--gpu-mib", "900"]) == 1
     assert capsys.readouterr().out == (
         "## Tensor variable\n"

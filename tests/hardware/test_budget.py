@@ -1,4 +1,4 @@
-"""The allocator's part of a card, and the upper bound of a process."""
+"""The allocator's part of a GPU, and the upper bound of a process."""
 
 from math import hypot, inf, nan
 from statistics import NormalDist
@@ -24,7 +24,7 @@ SCALE = 1 + VERDICTS.location + VERDICTS.scale  # of a need, one deviation above
 
 
 def card(usable_mib: int = 10_000, context_mib: int = 400) -> Device:
-    """A card whose two uncertainties, 30 and 40 MiB, make 50 together."""
+    """A GPU whose two uncertainties, 30 and 40 MiB, make 50 together."""
     return Device(
         name="card",
         total=SourcedBytes(10_240 * MIB, "made up"),
@@ -42,7 +42,7 @@ def test_even_odds_leave_no_margin() -> None:
 
 
 def test_one_deviation_by_hand() -> None:
-    """At one deviation a need's mean and the deviation of it, card and context together fill the card; a cap
+    """At one deviation a need's mean and the deviation of it, GPU and context together fill the GPU; a cap
     is divided by what one deviation makes of a need.
     """
     limits = make_budget(card(), ONE_DEVIATION, RULES, 2_000 * MIB).limits
@@ -63,7 +63,7 @@ def test_one_deviation_by_hand() -> None:
 def test_margin(
     usable: int, context: int, usable_spread: int, context_spread: int, confidence: float
 ) -> None:
-    """The capacity is the largest need of which the chance to pass the card is at most what the confidence
+    """The capacity is the largest need of which the chance to pass the GPU is at most what the confidence
     leaves, and never more than the card without its context.
     """
     device = replace(
@@ -87,7 +87,7 @@ def test_margin(
 
 @given(st.floats(0.5, 1, exclude_max=True), st.floats(0.5, 1, exclude_max=True), st.integers(2, 20_000))
 def test_more_confidence_leaves_less(one: float, other: float, cap_mib: int) -> None:
-    """The surer the answer, the less the allocator gets of the card and of a cap."""
+    """The surer the answer, the less the allocator gets of the GPU and of a cap."""
     low, high = (
         make_budget(card(), confidence, RULES, cap_mib * MIB).limits for confidence in sorted((one, other))
     )
@@ -98,7 +98,7 @@ def test_more_confidence_leaves_less(one: float, other: float, cap_mib: int) -> 
 
 
 def test_a_cap_leaves_the_card_as_it_is() -> None:
-    """A cap bounds the allocator alone: context and driver count against the card only."""
+    """A cap bounds the allocator alone: context and driver count against the GPU only."""
     free = make_budget(card(), 0.99, RULES).limits
     capped = make_budget(card(), 0.99, RULES, 500 * MIB).limits
     assert replace(capped, limit_bytes=None) == free
@@ -122,7 +122,7 @@ def test_a_fraction_of_the_configuration_is_a_cap() -> None:
 
 
 def test_endless_memory() -> None:
-    """A card without end has no capacity, and a fraction no total; a cap bounds it all the same."""
+    """A GPU without end has no capacity, and a fraction no total; a cap bounds it all the same."""
     assert make_budget(unlimited_device(), 0.99, RULES).limits == MemoryLimits(None, None, None, RULES)
     assert make_budget(unlimited_device(), 0.5, RULES, 500 * MIB).limits == MemoryLimits(
         None, 500 * MIB, None, RULES
@@ -130,7 +130,7 @@ def test_endless_memory() -> None:
 
 
 def test_a_card_smaller_than_a_context() -> None:
-    """If the context alone is larger than the card, nothing is left, not less."""
+    """If the context alone is larger than the GPU, nothing is left, not less."""
     assert make_budget(card(300, 400), 0.5, RULES).limits.capacity_bytes == 0
 
 
@@ -175,7 +175,7 @@ def test_upper_bound(confidence: float, reserved_mib: int, kind: RunKind) -> Non
 
 
 def test_upper_bound_of_a_full_card() -> None:
-    """A process that fits shows no more than the card has."""
+    """A process that fits shows no more than the GPU has."""
     assert upper_process_bytes(make_budget(card(), 0.99, RULES), 9_600 * MIB) == 10_000 * MIB
 
 
@@ -186,7 +186,7 @@ def test_upper_bound_of_a_full_card() -> None:
     st.one_of(st.none(), st.integers(2, 12_000)),
 )
 def test_upper_bounds(one: float, other: float, reserved_mib: int, cap_mib: int | None) -> None:
-    """The upper bound is at least context and reserved peak, rises with the confidence, and passes the card
+    """The upper bound is at least context and reserved peak, rises with the confidence, and passes the GPU
     or the cap only where the process does.
     """
     cap_bytes = None if cap_mib is None else cap_mib * MIB
@@ -254,7 +254,7 @@ def blocks(size_mib: int) -> Trace:
 
 
 def test_nothing_bounds_a_card_without_end() -> None:
-    """Without a card and without a cap no batch runs out of memory, and no probability is reported."""
+    """Without a GPU and without a cap no batch runs out of memory, and no probability is reported."""
     run = replay_trace(blocks(100))
     assert estimate_oom_probability(make_budget(unlimited_device(), 0.99, RULES), blocks(100), run) is None
 

@@ -35,7 +35,7 @@ def test_typical_contexts() -> None:
 
 
 def test_an_unknown_gpu_may_be_a_small_or_a_large_one() -> None:
-    """The deviation holds that of the cards' multiprocessors, 2.028 x 74 MiB, beside that of one card."""
+    """The deviation holds that of the GPUs' multiprocessors, 2.028 x 74 MiB, beside that of one GPU."""
     assert typical_context() == ContextSize(258, 155)
 
 
@@ -70,7 +70,7 @@ def test_published_contexts_lie_within_three_deviations() -> None:
 
 
 def test_the_context_fits_beside_the_largest_process_of_an_rtx_4060() -> None:
-    """A run reached 7,816 MiB above its empty context on a card of 7,933 (xMem): the context before the first
+    """A run reached 7,816 MiB above its empty context on a GPU of 7,933 (xMem): the context before the first
     steps took 117 MiB at most.
     """
     size = published_size(((8, 9), 24), Loading.LAZY, Libraries.NONE)

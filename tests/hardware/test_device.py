@@ -1,4 +1,4 @@
-"""The cards, their reader and the generic card."""
+"""The GPUs, their reader and the generic GPU."""
 
 import re
 import runpy
@@ -70,7 +70,7 @@ def test_a_file_becomes_a_device(tmp_path: Path) -> None:
 
 
 def test_generic_usable_in_a_file(tmp_path: Path) -> None:
-    """A card whose usable memory is not known takes the generic rule, with a note."""
+    """A GPU whose usable memory is not known takes the generic rule, with a note."""
     cut = CARD.index("usable:")
     write(tmp_path, CARD[:cut] + "usable: generic\ncontext: generic\n")
     (device,) = load_devices(tmp_path)
@@ -129,7 +129,7 @@ def test_broken_files(tmp_path: Path, right: str, wrong: str, message: str) -> N
 
 
 def test_no_files(tmp_path: Path) -> None:
-    """A folder without cards is an error, not an empty answer."""
+    """A folder without GPUs is an error, not an empty answer."""
     with pytest.raises(DataFileError, match="no device file"):
         load_devices(tmp_path)
 
@@ -142,7 +142,7 @@ def test_not_text(tmp_path: Path) -> None:
 
 
 def test_one_name_two_cards(tmp_path: Path) -> None:
-    """Two cards may not answer to one name."""
+    """Two GPUs may not answer to one name."""
     write(tmp_path, CARD, "a.yaml")
     path = write(tmp_path, CARD.replace("Test 8GB", "Other").replace('"8"', '"9"'), "b.yaml")
     with pytest.raises(DataFileError) as caught:
@@ -169,7 +169,7 @@ def test_one_name_two_cards(tmp_path: Path) -> None:
     ],
 )
 def test_spellings(spelling: str, name: str) -> None:
-    """A card is found by its common names and by the name that nvidia-smi prints."""
+    """A GPU is found by its common names and by the name that nvidia-smi prints."""
     assert find_device(spelling).name == name
 
 
@@ -185,16 +185,16 @@ def test_spellings(spelling: str, name: str) -> None:
     ],
 )
 def test_unknown_names_lead_to_the_nearest(name: str, hint: str) -> None:
-    """The cards that a name matches come first, then those spelled like it; then the way out."""
+    """The GPUs that a name matches come first, then those spelled like it; then the way out."""
     with pytest.raises(UsageError) as caught:
         find_device(name)
     assert str(caught.value).startswith(f"unknown GPU {name!r}: ")
     assert hint in str(caught.value)
-    assert str(caught.value).endswith("; for any other card give --gpu-mib N")
+    assert str(caught.value).endswith("; for any other GPU give --gpu-mib N")
 
 
 def test_shipped_cards_make_sense() -> None:
-    """Every whole card keeps something for the driver, less than a tenth; a slice is all its own."""
+    """Every whole GPU keeps something for the driver, less than a tenth; a slice is all its own."""
     for device in load_devices():
         driver_share = 1 - device.usable.value / device.total.value
         assert device.about is not None, device.name
@@ -207,7 +207,7 @@ def test_shipped_cards_make_sense() -> None:
 
 
 def test_the_database_is_broad() -> None:
-    """The database has 60 whole cards or more, GTX 1080 Ti to B200, and slices of A100, H100 and H200."""
+    """The database has 60 whole GPUs or more, GTX 1080 Ti to B200, and slices of A100, H100 and H200."""
     lines = Counter(device.about.line for device in load_devices() if device.about is not None)
     assert sum(lines.values()) - lines[ProductLine.SLICE] >= 60
     assert all(count >= 10 for count in lines.values())
@@ -254,7 +254,7 @@ def test_derived_figures_follow_their_rule(device: Device) -> None:
 
 
 def test_cards_of_one_memory_and_generation_agree() -> None:
-    """Whole cards of one architecture and total see the same memory, but for 1 % of it."""
+    """Whole GPUs of one architecture and total see the same memory, but for 1 % of it."""
     seen: dict[tuple[int, int], Device] = {}
     for device in load_devices():
         if device.about is None or device.about.line is ProductLine.SLICE:
@@ -267,7 +267,7 @@ def test_cards_of_one_memory_and_generation_agree() -> None:
 
 
 def test_search() -> None:
-    """Each word begins a word of a card's texts, or is its compute capability."""
+    """Each word begins a word of a GPU's texts, or is its compute capability."""
     cards = load_devices()
 
     def names(*words: str) -> list[str]:
@@ -284,7 +284,7 @@ def test_search() -> None:
 
 
 def test_notes_of_a_card(tmp_path: Path) -> None:
-    """Notes that help to choose a card arrive with their kinds and sources."""
+    """Notes that help to choose a GPU arrive with their kinds and sources."""
     notes = """\
 line: consumer
 multiprocessors: {count: 20, kind: datasheet, source: a sheet}
@@ -330,14 +330,14 @@ class FakeNvml:
 
 
 def test_local_card_of_the_database() -> None:
-    """A local card that the database knows by name and memory is that card; NVML is closed again."""
+    """A local GPU that the database knows by name and memory is that GPU; NVML is closed again."""
     nvml = FakeNvml(b"NVIDIA GeForce RTX 4090", 24564)
     assert local_device(nvml=nvml) == find_device("4090")
     assert not nvml.is_open
 
 
 def test_local_card_that_nobody_knows() -> None:
-    """Any other local card is what NVML reports of it, with the generic line for what torch sees."""
+    """Any other local GPU is what NVML reports of it, with the generic line for what torch sees."""
     device = local_device(nvml=FakeNvml("NVIDIA GeForce RTX 4090", 48000))
     assert (device.name, device.capability, device.total.value) == (
         "NVIDIA GeForce RTX 4090",
@@ -358,20 +358,20 @@ def test_no_local_card() -> None:
 
 
 def test_generic_device() -> None:
-    """A card of 24,000 MiB keeps 398 MiB and 0.23 % for the driver and 258 MiB for the context."""
+    """A GPU of 24,000 MiB keeps 398 MiB and 0.23 % for the driver and 258 MiB for the context."""
     device = generic_device(24000)
     assert device == Device(
         name="generic GPU of 24000 MiB",
         total=SourcedBytes(24000 * MIB, "given by the user", 0, FigureKind.USER),
         usable=SourcedBytes(
             value=24000 * MIB - 398 * MIB - round(0.0023 * 24000 * MIB),
-            source="total less 398 MiB and 0.23%: the known cards' line",
+            source="total less 398 MiB and 0.23%: the known GPUs' line",
             spread=98 * MIB,
             kind=FigureKind.DERIVED,
         ),
         context=GENERIC_CONTEXT,
         capability=(8, 6),
-        capability_source="assumed: an Ampere card",
+        capability_source="assumed: an Ampere GPU",
     )
 
 
@@ -399,7 +399,7 @@ def test_absurd_totals(total_mib: int) -> None:
 
 
 def test_generic_constants_come_from_the_cards() -> None:
-    """The constants of the generic card are what the fit through the shipped cards prints."""
+    """The constants of the generic GPU are what the fit through the shipped GPUs prints."""
     script = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "fits" / "generic_device.py"))
     base, share, spread = script["fit_driver_share"](script["fitted_cards"]())
     assert (round(base), round(share, 4), round(spread)) == (
@@ -410,7 +410,7 @@ def test_generic_constants_come_from_the_cards() -> None:
 
 
 def test_context_by_multiprocessors() -> None:
-    """A card's generic context follows from its stacks: 28 x 1,536 KiB are 42 MiB, and the context 154."""
+    """A GPU's generic context follows from its stacks: 28 x 1,536 KiB are 42 MiB, and the context 154."""
     card = find_device("RTX 3060")
     assert card.context == SourcedBytes(
         154 * MIB,

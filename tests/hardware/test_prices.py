@@ -68,7 +68,7 @@ def test_the_date_is_always_known(tmp_path: Path) -> None:
     [
         ("", ": empty; expected the columns InstanceType"),
         ("InstanceType,Price\n", " line 1: missing column AcceleratorName, AcceleratorCount"),
-        (f"{HEADER},Price\n", " line 1: a column stands there twice"),
+        (f"{HEADER},Price\n", " line 1: a column occurs twice"),
         (f"{HEADER}\n{CPU}\na,b\n", " line 3: 2 values, but 9 columns"),
         (f"# 2026-01-01\n{HEADER}\na,4,16,L4,1,,r1,free,\n", " line 3, Price: expected a number from 0, got"),
         (f"{HEADER}\na,4,16,L4,1,,r1,-1,\n", " line 2, Price: expected a number"),

@@ -1,4 +1,4 @@
-"""Expected outputs in files under tests/golden, which `--record-golden` writes anew."""
+"""Expected outputs in files under tests/golden, which `--record-golden` writes again."""
 
 from pathlib import Path
 

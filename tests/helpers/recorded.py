@@ -1,7 +1,7 @@
 """Histories of emulated processes, made by hand."""
 
 from planner.allocator.history.history import HistoryEvent
-from planner.emulator.history import Course, CourseMark, Holder, ProcessHistory, StepEnd
+from planner.emulator.history import Holder, ProcessHistory, ScriptLog, ScriptMark, StepEnd
 from planner.hardware.device import MIB
 from planner.program.events import Category, Phase, Site
 
@@ -20,15 +20,17 @@ def events(*moves: str) -> tuple[HistoryEvent, ...]:
     return tuple(made)
 
 
-def history(moves: tuple[HistoryEvent, ...], course: Course | None, *ends: StepEnd) -> ProcessHistory:
+def history(moves: tuple[HistoryEvent, ...], script_log: ScriptLog | None, *ends: StepEnd) -> ProcessHistory:
     """Return a history of one process."""
-    return ProcessHistory(0, 7, 0, "", 1.0, True, moves, SITES, ends, course)
+    return ProcessHistory(0, 7, 0, "", 1.0, True, moves, SITES, ends, script_log)
 
 
-def course_of(marks: tuple[CourseMark, ...], held: tuple[tuple[int, tuple[Holder, ...]], ...]) -> Course:
-    """Return a course in which each place has a table of its own."""
+def script_log_of(
+    marks: tuple[ScriptMark, ...], held: tuple[tuple[int, tuple[Holder, ...]], ...]
+) -> ScriptLog:
+    """Return a script log in which each place has a table of its own."""
     places = tuple((place, index) for index, (place, _) in enumerate(held))
-    return Course(marks, places, tuple(table for _, table in held))
+    return ScriptLog(marks, places, tuple(table for _, table in held))
 
 
 # Two steps. Block by birth: 0 weights, 1 batch, 2 of layer a, 3 scratch, 4 output, 5 gradient, 6 state,
@@ -39,13 +41,13 @@ MOVES = events(
     *("-20", f"+21:{LINE}", "-60", "+31", "+61:2"),  # 10 to 15
 )
 MARKS = (
-    CourseMark(2, Phase.FORWARD, "a"),
-    CourseMark(5, Phase.FORWARD, ""),
-    CourseMark(6, Phase.BACKWARD, ""),
-    CourseMark(9, Phase.OPTIMIZER, ""),
-    CourseMark(10, Phase.INPUTS, ""),
-    CourseMark(13, Phase.FORWARD, "a"),
-    CourseMark(14, Phase.BACKWARD, ""),
+    ScriptMark(2, Phase.FORWARD, "a"),
+    ScriptMark(5, Phase.FORWARD, ""),
+    ScriptMark(6, Phase.BACKWARD, ""),
+    ScriptMark(9, Phase.OPTIMIZER, ""),
+    ScriptMark(10, Phase.INPUTS, ""),
+    ScriptMark(13, Phase.FORWARD, "a"),
+    ScriptMark(14, Phase.BACKWARD, ""),
 )
 HELD = (
     (2, (Holder(10, Category.PARAMETER, "a"),)),
@@ -59,4 +61,4 @@ HELD = (
     ),
     (15, (Holder(61, Category.GRADIENT, "a"), Holder(99, Category.GRADIENT, "b"))),
 )
-TWO_STEPS = history(MOVES, course_of(MARKS, HELD), StepEnd(7, 3, 1))
+TWO_STEPS = history(MOVES, script_log_of(MARKS, HELD), StepEnd(7, 3, 1))

@@ -1,4 +1,4 @@
-"""Runs that no GPU made: literal observations, a card, and a measure that follows a formula."""
+"""Runs that no GPU made: literal observations, a GPU, and a measure that follows a formula."""
 
 from dataclasses import dataclass, field
 

@@ -45,7 +45,7 @@ def without_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def card(capacity_mib: int) -> Budget:
-    """A card without uncertainty or context that leaves so much to the allocator."""
+    """A GPU without uncertainty or context that leaves so much to the allocator."""
     usable = SourcedBytes(capacity_mib * MIB, "made up")
     device = Device("card", usable, usable, SourcedBytes(0, "made up"), AMPERE)
     return make_budget(device, 0.5, AllocatorConfig())
@@ -138,7 +138,7 @@ def test_changes_to_the_step_are_tried_if_it_can_matter() -> None:
 
 
 def test_a_fraction_bounds_the_allocator() -> None:
-    """Half of a card of 260 MiB is as much as a card of 130, though the configuration bounds it."""
+    """Half of a GPU of 260 MiB is as much as a GPU of 130, though the configuration bounds it."""
     half = AllocatorConfig(per_process_memory_fraction=0.5)
     budget = make_budget(card(260).device, 0.5, half)
     advice = advise(replace(RECIPE, config=half), budget, tracer_of)  # type: ignore[arg-type]
@@ -200,7 +200,7 @@ def test_sets_are_sorted_by_size_then_mildness() -> None:
 
 
 def test_nothing_helps() -> None:
-    """A card too small for everything gives no set, and the advice notes it."""
+    """A GPU too small for everything gives no set, and the advice notes it."""
     advice = advised(3)
     assert advice.sets == ()
     assert "No set of up to three changes makes it fit" in render_plain(advice_document(advice, 0.0))
@@ -317,7 +317,7 @@ def test_json_says_what_the_text_says() -> None:
 
 @pytest.mark.slow
 def test_vit_at_512_on_24_gb() -> None:
-    """For ViT-B/16 at batch 512 on a 24 GB card three sets and more fit when planned again."""
+    """For ViT-B/16 at batch 512 on a 24 GB GPU three sets and more fit when planned again."""
     result = advise_model("vit_b_16", 512, gpu="RTX 4090")
     assert len(result.advice.sets) >= 3
     for attempt in result.advice.sets[:3]:

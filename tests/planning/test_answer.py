@@ -30,7 +30,7 @@ def one_block(size_mib: int, site: int = 0) -> Trace:
 
 
 def estimated(trace: Trace, usable_mib: int, job: Job = JOB) -> Estimate:
-    """Return the estimate of a trace on a card."""
+    """Return the estimate of a trace on a GPU."""
     return estimate_batch(job, trace, card(usable_mib))
 
 
@@ -71,7 +71,7 @@ def test_where_no_run_is_like_the_job_the_answer_is_not_known_between_its_margin
 
 
 def test_retries_and_peaks_are_those_of_the_gpu_as_it_is() -> None:
-    """A cached block of 280 MiB must go where the margin leaves 520 of 600 MiB, and may stay on the card."""
+    """A cached block of 280 MiB must go where the margin leaves 520 of 600 MiB, and may stay on the GPU."""
     events = (
         PhaseStart(1, Phase.FORWARD),
         *(Alloc(0, 280 * MIB, Category.TEMPORARY, 0), Free(0)),

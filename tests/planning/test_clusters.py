@@ -10,7 +10,7 @@ from planner.api.request.budget import find_budget
 from planner.errors import UsageError
 from planner.jobs import Checkpoint, Job, Loss, Mode
 from planner.planning import ClusterQuestion, ClusterSearch, find_clusters
-from planner.planning.clusters.splits import Gathers, Recipe, splits_on
+from planner.planning.clusters.splits import Gathers, SplitRecipe, splits_on
 from planner.program import Alloc, Category, Free, Phase, PhaseStart, Site, Target, Trace
 from tests.helpers.models import job_of
 
@@ -172,7 +172,7 @@ def test_numbers_of_gpus_divide_batch_and_nodes() -> None:
     assert ClusterQuestion(48).gpu_counts() == [1, 2, 4, 8, 16, 24, 48]
     assert ClusterQuestion(48, most_gpus=20).gpu_counts() == [1, 2, 4, 8, 16]
     assert ClusterQuestion(6, gpus_per_node=4).gpu_counts(2) == [2, 4, 12]
-    splits = list(splits_on(16, Recipe(Checkpoint.NONE, Gathers.TWICE, tp=4), ClusterQuestion(24)))
+    splits = list(splits_on(16, SplitRecipe(Checkpoint.NONE, Gathers.TWICE, tp=4), ClusterQuestion(24)))
     assert [(split.micro_batch, split.accumulate) for split in splits] == [(1, 6), (2, 3), (3, 2), (6, 1)]
 
 

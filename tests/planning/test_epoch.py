@@ -308,7 +308,7 @@ def test_all_estimators_beside_the_planner_of_the_epoch(net: str) -> None:
 
 
 def test_the_largest_batch_is_at_most_the_epoch(net: str) -> None:
-    """No batch beyond the epoch is searched on a card that takes more."""
+    """No batch beyond the epoch is searched on a GPU that takes more."""
     result = max_batch(net, gpu_mib=80_000, dataset_size=50, **JOB)
     assert (result.max_batch, result.plan.first_failure) == (50, None)
     assert str(result).startswith("Largest batch:  50, the whole epoch at confidence 0.99")
@@ -316,7 +316,7 @@ def test_the_largest_batch_is_at_most_the_epoch(net: str) -> None:
 
 @pytest.mark.slow
 def test_every_card_answers_as_if_alone(net: str, tmp_path: Path) -> None:
-    """`gpus` plans the same epochs, from cached traces and others; each card's last batch is its own."""
+    """`gpus` plans the same epochs, from cached traces and others; each GPU's last batch is its own."""
     cards = [replace(find_device(name)) for name in ("p40", "4090", "h100")]
     options = {**JOB, "allocator_cap_mib": 1200, "dataset_size": SAMPLES}
     alone = {card.name: max_batch(net, gpu=card, **options).max_batch for card in cards}

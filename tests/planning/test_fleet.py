@@ -1,4 +1,4 @@
-"""One job on many cards: the same answers as card by card, and their table."""
+"""One job on many GPUs: the same answers as GPU by GPU, and their table."""
 
 import csv
 import io
@@ -65,7 +65,7 @@ JOB = {"input": "3x64x64", "target": "scalar:int64", "loss": "cross_entropy", "o
 
 @pytest.mark.slow
 def test_each_card_as_if_it_were_alone() -> None:
-    """On every card the largest batches and the process are those of `max_batch`, though this job's batches
+    """On every GPU the largest batches and the process are those of `max_batch`, though this job's batches
     fit here and there above some that do not.
     """
     result = gpus(Small, devices=SEVEN, **JOB)
@@ -84,7 +84,7 @@ def test_each_card_as_if_it_were_alone() -> None:
 
 @pytest.mark.slow
 def test_margins_are_those_of_each_card() -> None:
-    """Stored answers of cuDNN are exact for some cards, and borrowed from others for the rest."""
+    """Stored answers of cuDNN are exact for some GPUs, and borrowed from others for the rest."""
     cards = [find_device(name) for name in ("T4", "Quadro RTX 6000", "V100 16GB", "B200")]
     result = gpus("torchvision:resnet18", devices=cards, cudnn="stored")
     margins = {fit.budget.likeness for fit in result.fits}
@@ -120,7 +120,7 @@ JOB_WITHOUT_EPOCHS = Job.create("made up")
 
 
 def budget_with(room_mib: int, capability: tuple[int, int] = AMPERE) -> object:
-    """Return the budget of a card that leaves so much to the allocator, or a little less."""
+    """Return the budget of a GPU that leaves so much to the allocator, or a little less."""
     exact = SourcedBytes(room_mib * MIB, "made up", kind=FigureKind.MEASURED)
     nothing = SourcedBytes(0, "made up", kind=FigureKind.MEASURED)
     card = Device(f"card of {room_mib}", exact, exact, nothing, capability)
@@ -189,7 +189,7 @@ class Wavy(OneProgram):
     st.lists(st.integers(20, 900), min_size=2, max_size=12, unique=True),
 )
 def test_no_card_changes_the_answer_of_another(traces: Wavy, rooms: list[int]) -> None:
-    """Beside others a card has the answer that it has by itself."""
+    """Beside others a GPU has the answer that it has by itself."""
     budgets: list[Any] = [budget_with(room) for room in rooms]
     together = fit_devices(JOB_WITHOUT_EPOCHS, budgets, traces)
     alone = [fit_devices(JOB_WITHOUT_EPOCHS, [budget], traces) for budget in budgets]
@@ -229,7 +229,7 @@ def test_a_boundary_from_any_guess(boundary: int, guess: int, more: int) -> None
 
 
 def test_probes_are_few() -> None:
-    """Cards of one kind cost a few traces each, and cards of one memory those of one."""
+    """GPUs of one kind cost a few traces each, and GPUs of one memory those of one."""
     from planner.program.events import Alloc, Category, Phase, PhaseStart, Site
 
     events = (
@@ -247,7 +247,7 @@ def test_probes_are_few() -> None:
 
 
 def test_a_batch_on_every_card() -> None:
-    """With a batch, only the cards that run it are listed, with the memory of that batch."""
+    """With a batch, only the GPUs that run it are listed, with the memory of that batch."""
     every = gpus("cnn", devices=SEVEN, sort="memory")
     batch = every.fits[3].max_batch
     some = gpus("cnn", batch, devices=SEVEN, sort="memory")
@@ -292,7 +292,7 @@ def test_refused(options: dict[str, object], message: str) -> None:
 
 
 def test_filters() -> None:
-    """Words and bounds choose among the cards of the database."""
+    """Words and bounds choose among the GPUs of the database."""
     result = gpus("cnn", filter=["consumer", "8.9"], min_mib=16_000, max_mib=20_000)
     names = {fit.budget.device.name for fit in result.fits}
     assert names == {
@@ -307,7 +307,7 @@ def test_filters() -> None:
 
 
 def made_up() -> GpusResult:
-    """Three cards with round figures: one that runs nothing, a slice, and a rented one."""
+    """Three GPUs with round figures: one that runs nothing, a slice, and a rented one."""
 
     def card(name: str, total_mib: int, kind: FigureKind, about: ProductInfo) -> Device:
         total = SourcedBytes(total_mib * MIB, "nvidia-smi", kind=FigureKind.PUBLISHED)
@@ -491,16 +491,16 @@ def test_dots_stand_at_the_batch_that_they_are_of() -> None:
 
 
 def test_a_picture_names_cards_that_people_know() -> None:
-    """The names of the whole database stand apart, hold the ends, and are those of common whole cards."""
-    from planner.report.plots.gpus import named_cards
+    """The names of the whole database stand apart, hold the ends, and are those of common whole GPUs."""
+    from planner.report.plots.gpus import named_gpus
 
     fits = [
         DeviceFit(make_budget(card, 0.99, AllocatorConfig()), 1, 1, Outcome.FITS, 1, 1, 1)
         for card in load_devices()
     ]
-    named = [fit.budget.device for fit in named_cards(fits)]
+    named = [fit.budget.device for fit in named_gpus(fits)]
     assert [card.name for card in named] == [
         "GTX 1660 Ti 6GB", "RTX 5080 16GB", "RTX 4090 24GB", "RTX 5090 32GB", "L40 48GB", "H100 80GB",
         "GH200 96GB", "H200 141GB", "B200 180GB", "B300 288GB",
     ]  # fmt: skip
-    assert named_cards(fits[:3]) == fits[:3]
+    assert named_gpus(fits[:3]) == fits[:3]

@@ -28,7 +28,7 @@ Size = Callable[[int], int]  # bytes at a batch size
 
 
 def budget_of(capacity_mib: int, confidence: float = 0.5, config: AllocatorConfig | None = None) -> Budget:
-    """A card without uncertainty that leaves so much to the allocator, next to a context of 400 MiB."""
+    """A GPU without uncertainty that leaves so much to the allocator, next to a context of 400 MiB."""
     usable = SourcedBytes((capacity_mib + 400) * MIB, "made up")
     context = SourcedBytes(400 * MIB, "made up")
     return make_budget(
@@ -252,7 +252,7 @@ def test_nothing_fits() -> None:
 
 
 def test_everything_fits() -> None:
-    """On a card without end nothing fails, and the largest probed batch size is the answer."""
+    """On a GPU without end nothing fails, and the largest probed batch size is the answer."""
     tracer = Steps(linear)
     budget = make_budget(unlimited_device(), 0.99, AllocatorConfig())
     plan = find_max_batch(JOB, budget, RunTraces(tracer))
@@ -263,7 +263,7 @@ def test_everything_fits() -> None:
 
 
 def test_same_plan_twice() -> None:
-    """Planning has no memory: the same job on the same card gives the same plan, times aside."""
+    """Planning has no memory: the same job on the same GPU gives the same plan, times aside."""
     one, other = (find_max_batch(JOB, budget_of(300, 0.9), RunTraces(Steps(linear))) for _ in range(2))
     assert without_times(one) == without_times(other)
 
@@ -310,7 +310,7 @@ def test_estimate_by_hand() -> None:
 
 
 def test_estimate_of_a_failure() -> None:
-    """A batch that does not fit is estimated on a card without end, next to its failure on this one."""
+    """A batch that does not fit is estimated on a GPU without end, next to its failure on this one."""
     budget = budget_of(100)
     trace = Steps(linear).at(40)
     result = estimate_batch(JOB, trace, budget)
@@ -321,7 +321,7 @@ def test_estimate_of_a_failure() -> None:
 
 
 def test_estimate_with_retries() -> None:
-    """A batch that fits with retries is estimated as it runs on this card."""
+    """A batch that fits with retries is estimated as it runs on this GPU."""
     trace = Trace(
         (Alloc(0, 20 * MIB, Category.INPUT, 0), Free(0), Alloc(1, 22 * MIB, Category.INPUT, 0)),
         SITES,
@@ -334,7 +334,7 @@ def test_estimate_with_retries() -> None:
 
 
 def test_a_fraction_in_the_rules_does_not_bound_what_a_failed_batch_would_need() -> None:
-    """If a batch fails for a configured fraction, its peaks are those of a card without any bound."""
+    """If a batch fails for a configured fraction, its peaks are those of a GPU without any bound."""
     trace = Trace((Alloc(0, 50 * 64 * MIB, Category.INPUT, 0), PhaseStart(1, Phase.END)), SITES, 50)
     config = AllocatorConfig(per_process_memory_fraction=0.1)
     estimate = estimate_batch(Job.create("toy"), trace, make_budget(generic_device(8_000), 0.5, config))

@@ -6,7 +6,7 @@ from planner.allocator import AllocatorConfig
 from planner.hardware.budget import make_budget
 from planner.hardware.device import Device, SourcedBytes
 from planner.jobs import Job
-from planner.planning import Estimate, estimate_batch, is_worse, ranks_beside, with_ranks
+from planner.planning import Estimate, estimate_batch, is_worse, ranks_to_plan, with_ranks
 from planner.program import Alloc, Category, Fact, Outcome, Phase, PhaseStart, Site, Trace
 
 MIB = 2**20
@@ -35,18 +35,18 @@ def estimate(rank: int, size_bytes: int) -> Estimate:
 
 def test_ranks_of_equal_parts_are_those_of_the_first() -> None:
     """A trace that says so stands for all ranks."""
-    assert ranks_beside(of_file(8), replace(trace(), facts=frozenset({Fact.EQUAL_PARTS}))) == ()
+    assert ranks_to_plan(of_file(8), replace(trace(), facts=frozenset({Fact.EQUAL_PARTS}))) == ()
 
 
 def test_all_of_a_few_ranks_are_planned() -> None:
     """Up to eight ranks each is planned, since a file may do anything by its rank."""
-    assert ranks_beside(of_file(4), trace()) == (1, 2, 3)
+    assert ranks_to_plan(of_file(4), trace()) == (1, 2, 3)
 
 
 def test_of_many_ranks_the_ends_of_dimensions_are_planned() -> None:
     """Of a file's 16 ranks those a power of two from either end are planned; of a sharded model, the last."""
-    assert ranks_beside(of_file(16), trace()) == (1, 2, 4, 7, 8, 11, 13, 14, 15)
-    assert ranks_beside(Job.create("made up", fsdp=16), trace()) == (15,)
+    assert ranks_to_plan(of_file(16), trace()) == (1, 2, 4, 7, 8, 11, 13, 14, 15)
+    assert ranks_to_plan(Job.create("made up", fsdp=16), trace()) == (15,)
 
 
 def test_the_rank_with_the_larger_process_is_worse() -> None:

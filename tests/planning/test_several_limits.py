@@ -5,8 +5,8 @@ from hypothesis import given, strategies as st
 
 from planner.allocator.config import AllocatorConfig, MemoryLimits
 from planner.allocator.replay import replay_trace
-from planner.allocator.rooms import replay_in_rooms
-from planner.hardware.budget import OTHER_ROOMS, Budget, make_budget
+from planner.allocator.several_limits import replay_under_limits
+from planner.hardware.budget import OTHER_LIMITS, Budget, make_budget
 from planner.hardware.device import MIB, Device, FigureKind, SourcedBytes, unlimited_device
 from planner.hardware.oom_probability import oom_probability_at
 from planner.jobs import Job
@@ -24,7 +24,7 @@ JOB = Job.create("made up")
 
 
 def budget_at(confidence: float, usable_mib: int = 10_000, cap_mib: int | None = None) -> Budget:
-    """Return the budget of a card whose only uncertainty is the need of runs."""
+    """Return the budget of a GPU whose only uncertainty is the need of runs."""
     exact, nothing = (SourcedBytes(n * MIB, "made up", kind=FigureKind.MEASURED) for n in (usable_mib, 0))
     card = Device("card", exact, exact, nothing, AMPERE)
     return make_budget(card, confidence, AllocatorConfig(), None if cap_mib is None else cap_mib * MIB)
@@ -118,7 +118,7 @@ def test_estimates_agree_with_the_search(program: Program, usable_mib: int, more
     estimate = estimate_batch(JOB, trace, budget)
     assert (estimate.outcome is not Outcome.DOES_NOT_FIT) is fits_in_rooms(trace, budget)
     (fit,) = fit_devices(JOB, [budget], source, batch)  # type: ignore[arg-type]
-    (card,) = take_curve([(budget, None)], source, batch).cards  # type: ignore[arg-type]
+    (card,) = take_curve([(budget, None)], source, batch).curves  # type: ignore[arg-type]
     points = {point.batch: point.outcome for point in card.points}
     assert fit.outcome is points[batch] is estimate.outcome
     assert (estimate.failed is None) is (estimate.outcome is not Outcome.DOES_NOT_FIT)
@@ -144,7 +144,7 @@ def test_rooms_that_fail_count_in_the_probability() -> None:
     chance = estimate.p_out_of_memory
     assert failing
     assert chance is not None
-    assert failing * 0.98 / OTHER_ROOMS <= chance + 1e-9
+    assert failing * 0.98 / OTHER_LIMITS <= chance + 1e-9
 
 
 @given(churns(), st.lists(st.integers(10, 140), min_size=1, max_size=9), st.booleans())
@@ -154,7 +154,7 @@ def test_a_replay_stands_for_rooms_where_it_goes_alike(
     """Each room has the replay that it has by itself, failures and retries included."""
     trace = program.instantiate(1)
     rooms = [MemoryLimits(None, n * MIB) if is_cap else MemoryLimits(n * MIB) for n in sizes]
-    found = list(replay_in_rooms(rooms, lambda room: replay_trace(trace, room)))
+    found = list(replay_under_limits(rooms, lambda room: replay_trace(trace, room)))
     assert sorted(room.allocator_limit_bytes or 0 for room, _ in found) == sorted(n * MIB for n in sizes)
     for room, run in found:
         assert run == replay_trace(trace, room)
@@ -173,9 +173,9 @@ def test_rooms_are_as_probable_as_their_confidences(confidence: float, cap_mib: 
     """They rise in equal steps of probability, from the room at the confidence to that at its complement."""
     budget = budget_at(confidence, cap_mib=cap_mib)
     sizes = [room.allocator_limit_bytes or 0 for room in budget.rooms]
-    assert len(sizes) == OTHER_ROOMS + 1
+    assert len(sizes) == OTHER_LIMITS + 1
     assert sizes == sorted(sizes)
-    step = (2 * confidence - 1) / OTHER_ROOMS
+    step = (2 * confidence - 1) / OTHER_LIMITS
     for number, size in enumerate(sizes):
         expected = 1 - confidence + number * step
         assert oom_probability_at(budget, size) == pytest.approx(expected, abs=1e-4)

@@ -111,10 +111,10 @@ def test_sizes_of_a_curve() -> None:
 
 
 def test_a_point_of_a_literal_trace() -> None:
-    """On a card of 2,000 MiB batch 8 takes 600 MiB and 44 a sample; batch 64 does not fit."""
+    """On a GPU of 2,000 MiB batch 8 takes 600 MiB and 44 a sample; batch 64 does not fit."""
     card = make_budget(generic_device(2000), 0.5, AllocatorConfig())
     curve = take_curve([(card, 20)], OneProgram(TOY), 64)
-    points = {point.batch: point for point in curve.cards[0].points}
+    points = {point.batch: point for point in curve.curves[0].points}
     context = card.device.context.value
     assert points[8] == CurvePoint(
         8, Outcome.FITS, 952 * MIB, 972 * MIB, 972 * MIB + context, points[8].process_upper_bytes
@@ -135,12 +135,12 @@ _budgets = st.builds(
 @given(programs(), st.lists(_budgets, min_size=1, max_size=3), st.integers(1, 40), st.integers(0, 9))
 @pytest.mark.slow
 def test_each_point_is_the_estimate(program: Program, budgets: list[Any], most: int, batch: int) -> None:
-    """A point equals the estimate of that batch on that card, for any job, GPUs and limits."""
+    """A point equals the estimate of that batch on that GPU, for any job, GPUs and limits."""
     judged = [judge_budget(one, JOB, program.instantiate(2)) for one in (*budgets, NOBODY)]
     curve = take_curve(
         [*((one, most) for one in judged[:-1]), (judged[-1], None)], OneProgram(program), batch + 1
     )
-    for card in curve.cards:
+    for card in curve.curves:
         assert [point.batch for point in card.points] == sorted({point.batch for point in card.points})
         assert batch + 1 in {point.batch for point in card.points}
         for point in card.points:
@@ -161,25 +161,25 @@ def test_pages_may_pass_the_cap() -> None:
     program = program_of(events, (Site("", "aten.empty"),))
     card = make_budget(generic_device(1100), 0.9, AllocatorConfig(expandable_segments=True), 23 * MIB)
     curve = take_curve([(card, 1)], OneProgram(program), 1)
-    assert curve.cards[0].points[0].outcome is Outcome.FITS
-    assert curve.cards[0].points[0].peak_reserved_bytes == 40 * MIB
+    assert curve.curves[0].points[0].outcome is Outcome.FITS
+    assert curve.curves[0].points[0].peak_reserved_bytes == 40 * MIB
 
 
 def test_the_requested_card_is_chosen(tmp_path: Path) -> None:
-    """Every card has its own largest batch; the one of the options stands among them, known or not."""
+    """Every GPU has its own largest batch; the one of the options stands among them, known or not."""
     path = saved(tmp_path)
     cards = load_devices()[-3:]
     first = batch_curve(None, 8, devices=cards, trace=path, gpu_mib=24000)
     assert first is not None
-    assert sorted(card.budget.device.name for card in first.cards) == sorted(
+    assert sorted(card.budget.device.name for card in first.curves) == sorted(
         ["generic GPU of 24000 MiB", *(card.name for card in cards)]
     )
-    assert first.cards[first.chosen].budget.device.name == "generic GPU of 24000 MiB"
+    assert first.curves[first.chosen].budget.device.name == "generic GPU of 24000 MiB"
     none = batch_curve(None, 8, devices=cards, trace=path)
     assert none is not None
-    assert [card.max_batch is None for card in none.cards] == [True, False, False, False]
+    assert [card.max_batch is None for card in none.curves] == [True, False, False, False]
     assert none.chosen == 0
-    for card in none.cards[1:]:
+    for card in none.curves[1:]:
         outcomes = {point.batch: point.outcome for point in card.points}
         assert outcomes[card.max_batch or 0] is not Outcome.DOES_NOT_FIT
         assert card.points[-1].outcome is Outcome.DOES_NOT_FIT
@@ -240,12 +240,12 @@ def test_all_figures_are_those_of_the_replay(trace: Trace) -> None:
 
 
 def test_the_curve_in_the_page_is_the_curve() -> None:
-    """Every column of every card stands in the data in whole bytes."""
+    """Every column of every GPU stands in the data in whole bytes."""
     cards = [make_budget(card, 0.99, AllocatorConfig()) for card in load_devices()[:2]]
     curve = take_curve([(card, 20) for card in cards], OneProgram(TOY), 8, chosen=1)
     data = embedded(page_of(curve=curve))
     assert data["curve"]["chosen"] == 1
-    for shown, card in zip(data["curve"]["cards"], curve.cards, strict=True):
+    for shown, card in zip(data["curve"]["cards"], curve.curves, strict=True):
         keys = ("batch", "outcome", "allocated", "reserved", "process", "process_upper")
         assert [CurvePoint(*row) for row in zip(*(shown[key] for key in keys), strict=True)] == [*card.points]
         device = card.budget.device

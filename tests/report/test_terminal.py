@@ -24,7 +24,7 @@ JOB: Any = {"input": "16", "target": "scalar:int64", "loss": "cross_entropy", "o
 
 
 class Net(nn.Module):
-    """Large enough that a batch fails on a card of a few hundred MiB."""
+    """Large enough that a batch fails on a GPU of a few hundred MiB."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -102,7 +102,7 @@ def traced(batch: int, events: tuple[Alloc | AffineAlloc | Free | PhaseStart, ..
 
 
 def budget(capacity_mib: int | None, device: Device = CARD) -> Budget:
-    """A card whose allocator may take this much at the confidence, and most likely 5 % more: judged already,
+    """A GPU whose allocator may take this much at the confidence, and most likely 5 % more: judged already,
     so that the memory limits stay.
     """
     if capacity_mib is not None:
@@ -143,7 +143,7 @@ def pinned(one: Estimate) -> Estimate:
 
 
 def unlimited() -> Device:
-    """Return a device without a limit, with the context of the card above."""
+    """Return a device without a limit, with the context of the GPU above."""
     return replace(unlimited_device(), context=CONTEXT)
 
 
@@ -189,7 +189,7 @@ def test_text_fits_a_terminal() -> None:
 
 
 def test_estimate_as_json() -> None:
-    """The JSON of an estimate that does not fit: the failure on the card, the peaks without a limit."""
+    """The JSON of an estimate that does not fit: the failure on the GPU, the peaks without a limit."""
     fields = estimate_to_json(estimated(50, budget(450)), 1.5)
     assert fields == {
         "schema": 1,
@@ -314,7 +314,7 @@ def test_estimate_as_json() -> None:
             "the CUDA context takes 300 +- 20 MiB: one measurement",
             "no calibration is stored for this job and GPU; margins and probability rest on 8 peaks of "
             "transformers and a CNN on a T4 (torch 2.11, mixed precision, batches of fixed sizes): +0.0%, "
-            "1.3% deviation; beside it 1.6% with operators whose scratch memory is not known: 2.0% in all",
+            "1.3% deviation; in addition 1.6% with operators whose scratch memory is not known: 2.0% in all",
             "memory is taken as by torch 2.13",
             "nothing else runs on the GPU; no autocast, tensors keep the types that the model gives them",
             "2 steps, gradients set to None before each forward pass; each batch is released before the next "

@@ -63,7 +63,7 @@ def test_a_compiled_library_is_found_again(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_library_is_compiled_again(tmp_path: Path, damage: object) -> None:
-    """A library that is cut, missing, added or open to others is compiled anew, and not loaded."""
+    """A library that is cut, missing, added or open to others is compiled again, and not loaded."""
     cache = tmp_path / "emulator"
     folder = compiled(cache)
     assert callable(damage)

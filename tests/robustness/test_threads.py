@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from planner import estimate, max_batch
-from planner.capture.cuda.threads import beside_other_threads
+from planner.capture.cuda.threads import restrict_to_plan
 
 NET = """
 from torch import nn
@@ -141,8 +141,8 @@ def test_an_object_in_place_of_a_function_stays_itself() -> None:
     thread = threading.Thread(target=end.wait)
     thread.start()
     try:
-        assert beside_other_threads(kernel, print) is kernel
-        assert beside_other_threads(print, input) is not print
+        assert restrict_to_plan(kernel, print) is kernel
+        assert restrict_to_plan(print, input) is not print
     finally:
         end.set()
         thread.join()

@@ -38,7 +38,7 @@ def knows_inputs(store: BundledStore) -> bool:
 
 @pytest.mark.slow
 def test_other_versions_use_none(bundle: Path, tmp_path: Path) -> None:
-    """Programs of another tracer, torch or library, or of none, are not used; another card's are missing."""
+    """Programs of another tracer, torch or library, or of none, are not used; another GPU's are missing."""
     copytree(bundle, tmp_path / "shipped")
     path = tmp_path / "shipped" / INDEX
     index: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

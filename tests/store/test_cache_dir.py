@@ -95,7 +95,7 @@ def entries(folder: Path) -> list[Path]:
 
 @pytest.mark.slow
 def test_cached_answers_are_the_answers(model: Path) -> None:
-    """Answers from an empty or a full cache are those without one, on cards with other figures as well."""
+    """Answers from an empty or a full cache are those without one, on GPUs with other figures as well."""
     folder = model.parent / "cache"
     amp = NET | {"optimizer": "adamw", "precision": "amp-fp16"}
     small, large = {"gpu_mib": 1500}, {"gpu": "RTX 3060"}
@@ -112,7 +112,7 @@ def test_cached_answers_are_the_answers(model: Path) -> None:
 
 
 def test_all_cards_from_cached_traces(model: Path) -> None:
-    """The table of cards is the same from cached traces, when they are made and when they are read."""
+    """The table of GPUs is the same from cached traces, when they are made and when they are read."""
     folder = model.parent / "cache"
     few = [find_device(name) for name in ("T4", "RTX 3060", "A10")]
     plain = json_of(gpus("model.py:Net", devices=few, **FEW))

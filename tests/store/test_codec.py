@@ -238,8 +238,8 @@ WHOLE = pack(DOCUMENT)
         (b"", "it is cut short"),
         (WHOLE[:-1], "it is cut short"),
         (WHOLE[: len(WHOLE) // 2], "it is cut short"),
-        (WHOLE + b"\0", "something stands behind its end"),
-        (WHOLE + WHOLE, "something stands behind its end"),
+        (WHOLE + b"\0", "it has data after its end"),
+        (WHOLE + WHOLE, "it has data after its end"),
         (b"{}", "Error -3 while decompressing data: incorrect header check"),
         (zlib.compress(b"{}"), "Error -3 while decompressing data: incorrect header check"),
         (

@@ -101,7 +101,7 @@ def json_of(result: Any) -> Any:
 def test_a_saved_plan_is_the_plan(
     model: Any, options: dict[str, Any], cards: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """On the card that it was saved for and on others, and at batch sizes that were not requested then, among
+    """On the GPU that it was saved for and on others, and at batch sizes that were not requested then, among
     them one, a saved file gives the plan of the job, to the byte.
     """
     path = tmp_path / "x.trace"
@@ -116,7 +116,7 @@ def test_a_saved_plan_is_the_plan(
 
 @pytest.mark.slow
 def test_all_cards_from_a_file(tmp_path: Path) -> None:
-    """The table of cards is that of the job, whichever card the file was saved for."""
+    """The table of GPUs is that of the job, whichever GPU the file was saved for."""
     path = tmp_path / "x.trace"
     estimate(Encoder, 8, gpu="T4", **WORDS, save_trace=path)
     cards = [find_device(name) for name in ("T4", "RTX 3060", "A10", "RTX 4060", "H100", "P100 16GB")]

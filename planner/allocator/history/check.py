@@ -251,7 +251,7 @@ def _follow(allocator: CachingAllocator, blocks: dict[int, Block], event: Histor
     if got.address != event.address:
         request = f"{_size(event.size_bytes)} asked for"
         raise _DiffersError(
-            f"{request}: torch's block lies at {event.address:#x}, the simulator's at {got.address:#x}"
+            f"{request}: torch's block is at {event.address:#x}, the simulator's at {got.address:#x}"
         )
     blocks[event.address] = got
 

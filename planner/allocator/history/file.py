@@ -79,7 +79,7 @@ def load_history(path: Path) -> History:
         raise DataFileError(f"{path}: cannot read the history: {error.strerror or error}") from error
     except (ValueError, RecursionError, zlib.error) as error:
         problem = " ".join(str(error).split())[:200]
-        raise DataFileError(f"{path}: broken allocator history: {problem}; record it anew") from error
+        raise DataFileError(f"{path}: broken allocator history: {problem}; record it again") from error
     return History(
         content.gpu,
         content.torch,

@@ -111,7 +111,7 @@ def load_profiler_trace(path: Path) -> History:
         raise DataFileError(f"{path}: cannot read the trace: {error.strerror or error}") from error
     except (ValueError, RecursionError, zlib.error) as error:
         problem = " ".join(str(error).split())[:200]
-        raise DataFileError(f"{path}: broken trace of torch.profiler: {problem}; export it anew") from error
+        raise DataFileError(f"{path}: broken trace of torch.profiler: {problem}; export it again") from error
     if not by_gpu:
         raise DataFileError(
             f"{path}: the trace has no memory of a GPU: record it with torch.profiler.profile("

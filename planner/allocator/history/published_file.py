@@ -77,7 +77,7 @@ def load_published(path: Path) -> PublishedHistory:
         raise DataFileError(f"{path}: cannot read the history: {error.strerror or error}") from error
     except (ValueError, RecursionError, zlib.error) as error:
         problem = " ".join(str(error).split())[:200]
-        raise DataFileError(f"{path}: broken published history: {problem}; fetch it anew") from error
+        raise DataFileError(f"{path}: broken published history: {problem}; fetch it again") from error
     return PublishedHistory(
         content.name or path.name.removesuffix(".json.gz"), content.source, content.kind, history
     )

@@ -41,7 +41,7 @@ def with_events(histories: Sequence[History], path: Path) -> tuple[History, ...]
     recorded = tuple(history for history in histories if history.events)
     if not recorded:
         problem = "no history was recorded: call torch.cuda.memory._record_memory_history() first"
-        raise DataFileError(f"{path}: broken memory snapshot: {problem}; dump it anew")
+        raise DataFileError(f"{path}: broken memory snapshot: {problem}; dump it again")
     return recorded
 
 
@@ -60,7 +60,7 @@ def load_snapshots(path: Path) -> tuple[History, ...]:
         *(pickle.UnpicklingError, MemoryError, AssertionError, struct.error),
     ) as error:
         problem = " ".join(str(error).split())[:200] or type(error).__name__
-        raise DataFileError(f"{path}: broken memory snapshot: {problem}; dump it anew") from error
+        raise DataFileError(f"{path}: broken memory snapshot: {problem}; dump it again") from error
 
 
 def _unpickle(file: BufferedReader) -> dict[str, Any]:

@@ -119,7 +119,7 @@ class _Before:
             states.append(SegmentState(address, piece.size_bytes, piece.pool, blocks, piece.stream))
         held = sum(block.in_use for state in states for block in state.blocks)
         if held != len(places):
-            raise UnequalStateError(f"{len(places) - held} blocks that were there before lie in no segment")
+            raise UnequalStateError(f"{len(places) - held} blocks that were there before are in no segment")
         return tuple(states)
 
     def _tile(self, address: int, piece: _Piece, used: Sequence[int]) -> Iterator[BlockState]:

@@ -96,10 +96,8 @@ def options_on(checked: CheckJob, device: Device | None, options: Options) -> Op
         "allocator_cap_mib": checked.allocator_cap_mib,
         "confidence": checked.confidence if confidence is None else confidence,
     }
-    of_a_card = ("calibrations", "own_calibrations") if device is None else ()
-    kept = {
-        name: value for name, value in options.items() if name not in ("models", "allow_code", *of_a_card)
-    }
+    of_a_gpu = ("calibrations", "own_calibrations") if device is None else ()
+    kept = {name: value for name, value in options.items() if name not in ("models", "allow_code", *of_a_gpu)}
     return cast(Options, {**kept, **own})
 
 

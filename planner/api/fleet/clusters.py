@@ -101,14 +101,14 @@ def clusters(
         devices, gpus_per_node, most_gpus = _read_cluster(Path(cluster))
     question = _question(global_batch, gpus_per_node, most_gpus)
     is_chosen = any(given is not None for given in (devices, filter, min_mib, max_mib))
-    cards = choose_devices(devices, filter, min_mib if is_chosen else _SMALLEST_MIB, max_mib)
-    cards = tuple(card for card in cards if not _is_slice(card) and card.vendor is Vendor.NVIDIA)
-    if not cards:
+    chosen = choose_devices(devices, filter, min_mib if is_chosen else _SMALLEST_MIB, max_mib)
+    chosen = tuple(device for device in chosen if not _is_slice(device) and device.vendor is Vendor.NVIDIA)
+    if not chosen:
         raise UsageError(
             "--filter: only slices of GPUs are left, which NCCL does not connect, or GPUs of other makers, "
             "whose communication is not modelled; choose others"
         )
-    opened = _open_search(model, question, cards, seq, options)
+    opened = _open_search(model, question, chosen, seq, options)
     rows = find_clusters(opened.search, opened.budgets)
     return ClusterResult(opened.table(rows, start))
 
@@ -133,9 +133,9 @@ def advise_cluster(
         raise UsageError("--global-batch: give the GPUs there are as well, such as --cluster cluster.yaml")
     if global_batch is None:
         raise UsageError("--global-batch: give the batch of all GPUs together, such as --global-batch 512")
-    cards, gpus_per_node, most_gpus = _read_cluster(Path(cluster))
+    chosen, gpus_per_node, most_gpus = _read_cluster(Path(cluster))
     question = _question(global_batch, gpus_per_node, most_gpus)
-    opened = _open_search(model, question, cards, seq, options)
+    opened = _open_search(model, question, chosen, seq, options)
     return ClusterResult(opened.table((), start, opened.search.advise(opened.budgets[0])))
 
 
@@ -166,7 +166,7 @@ class _OpenSearch(NamedTuple):
 def _open_search(
     model: Model | None,
     question: ClusterQuestion,
-    cards: Sequence[Device],
+    chosen: Sequence[Device],
     seq: int | None,
     options: Options,
 ) -> _OpenSearch:
@@ -174,12 +174,12 @@ def _open_search(
         if options.get("input"):
             raise UsageError("--seq and --input: both give the size of a sample; remove one")
         options["input"] = f"{check_count('--seq', seq, LARGEST_BATCH)}:int64"
-    request = open_request(model, {**options, "gpu": cards[0], "fsdp": 2})
+    request = open_request(model, {**options, "gpu": chosen[0], "fsdp": 2})
     job = request.job.replace(fsdp=0)
     opened = perf_counter()
     traces = RankTraces(_opener(request))
     search = ClusterSearch(job, question, traces)
-    budgets = [_budgets_of(card, options) for card in cards]
+    budgets = [_budgets_of(device, options) for device in chosen]
     return _OpenSearch(request, job, question, traces, search, budgets, opened)
 
 
@@ -202,8 +202,8 @@ def _question(global_batch: int, gpus_per_node: int | None, most_gpus: int | Non
     )
 
 
-def _is_slice(card: Device) -> bool:
-    return card.about is not None and card.about.line is ProductLine.SLICE
+def _is_slice(device: Device) -> bool:
+    return device.about is not None and device.about.line is ProductLine.SLICE
 
 
 def _read_cluster(path: Path) -> tuple[Sequence[Device], int, int]:
@@ -228,12 +228,12 @@ def _opener(request: Request) -> Callable[[Job, Target], TraceSource]:
     return open_traces
 
 
-def _budgets_of(card: Device, options: Options) -> Callable[[Job], Budget]:
+def _budgets_of(device: Device, options: Options) -> Callable[[Job], Budget]:
     """Return a function from a job to its budget on a kind of GPU.
 
     Budgets are cached by the job's numbers of ranks.
     """
-    plain = find_budget({**options, "gpu": card})
+    plain = find_budget({**options, "gpu": device})
     by_ranks: dict[tuple[int, int], Budget] = {}
 
     def budget_of(job: Job) -> Budget:

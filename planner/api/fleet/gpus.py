@@ -146,19 +146,19 @@ def gpus(
     price_list = open_prices(prices, prices_date, spot)
     quotes = quotes_of(price_list, read_throughput(throughput))
     key = _sort_key(sort, price_list, quotes)
-    cards = choose_devices(devices, filter, min_mib, max_mib)
+    chosen = choose_devices(devices, filter, min_mib, max_mib)
     start = perf_counter()
-    named: Options = {**options, "gpu": cards[0], "no_calibration": True}
+    named: Options = {**options, "gpu": chosen[0], "no_calibration": True}
     request = open_any_request(model, named)
     if is_varying(request):
-        varying = _table_of_varying(request, cards, batch, multiple, key, options)
+        varying = _table_of_varying(request, chosen, batch, multiple, key, options)
         return GpusResult(replace(varying, prices=price_list, quotes=quotes))
-    _check_compiled(request.job, cards)
+    _check_compiled(request.job, chosen)
     job, programs = request.job, TimedPrograms(request.programs())
     opened = perf_counter()
     if batch is not None:
         check_batch(job, batch)
-    budgets = _budgets(cards, job, options)
+    budgets = _budgets(chosen, job, options)
     target = budgets[0].device.target
     programs.bound(target)  # builds the program from which the next trace comes
     first = programs.trace(programs.batch_sizes(target).floor(FIT_BATCHES[0]), target)
@@ -218,12 +218,12 @@ def _sort_key(
     return by_price
 
 
-def _check_compiled(job: Job, cards: Sequence[Device]) -> None:
+def _check_compiled(job: Job, chosen: Sequence[Device]) -> None:
     """Raise UsageError if a job would be compiled for too many kinds of GPU.
 
     At most `MOST_OF_COMPILED` kinds are allowed.
     """
-    kinds = {(card.target.capability, card.target.sm_count) for card in cards}
+    kinds = {(device.target.capability, device.target.sm_count) for device in chosen}
     if job.model.compile is not Compile.NONE and len(kinds) > MOST_OF_COMPILED:
         raise UsageError(
             f"--compile: several batch sizes are compiled for each kind of GPU, for {MOST_OF_COMPILED} kinds "
@@ -233,7 +233,7 @@ def _check_compiled(job: Job, cards: Sequence[Device]) -> None:
 
 def _table_of_varying(
     request: Request,
-    cards: Sequence[Device],
+    chosen: Sequence[Device],
     batch: int | None,
     multiple: int,
     key: Callable[[DeviceFit], Any],
@@ -243,15 +243,15 @@ def _table_of_varying(
 
     Its rows are from sampled runs on each GPU. Raises UsageError for too many GPUs.
     """
-    if len(cards) > MOST_OF_VARYING:
+    if len(chosen) > MOST_OF_VARYING:
         raise UsageError(
             f"--input: samples of many sizes are played on each GPU, on {MOST_OF_VARYING} at most; these are "
-            f"{len(cards)}, choose with --filter, or give one size"
+            f"{len(chosen)}, choose with --filter, or give one size"
         )
     job, opened = request.job, perf_counter()
     by_kind = {}
     fits = []
-    for budget in _budgets(cards, job, options):
+    for budget in _budgets(chosen, job, options):
         target = budget.device.target
         kind = target.capability, target.sm_count
         if kind not in by_kind:
@@ -311,20 +311,20 @@ def choose_devices(
     max_mib: int | None,
 ) -> tuple[Device, ...]:
     given = [words] if isinstance(words, str) else list(words or ())
-    cards = (*load_devices(), *(load_other_devices() if given else ())) if devices is None else tuple(devices)
+    known = (*load_devices(), *(load_other_devices() if given else ())) if devices is None else tuple(devices)
     low, high = min_mib or 0, inf if max_mib is None else max_mib
-    selected = tuple(card for card in search_devices(cards, given) if low <= card.total.value / MIB <= high)
+    selected = tuple(one for one in search_devices(known, given) if low <= one.total.value / MIB <= high)
     if not selected:
         raise UsageError("no GPU of the database is left: loosen --filter, --min-mib or --max-mib")
     return selected
 
 
-def _budgets(cards: Sequence[Device], job: Job, options: Options) -> list[Budget]:
+def _budgets(chosen: Sequence[Device], job: Job, options: Options) -> list[Budget]:
     """Return the budget of each GPU for a job, corrected by the stored calibrations.
 
     The calibrations are read only once. A budget without a calibration is not corrected.
     """
-    plain = [budget_for(find_budget({**options, "gpu": card}), job) for card in cards]
+    plain = [budget_for(find_budget({**options, "gpu": device}), job) for device in chosen]
     stored = stored_calibrations(plain[0], options)
     query = calibration_query(plain[0], job, options)
     corrections = (find_calibration(stored, replace(query, device=budget.device)) for budget in plain)

@@ -79,7 +79,7 @@ def _read_file(path: Path) -> dict[str, float]:
         except UsageError as error:
             raise DataFileError(f"{where}: {error}".replace(f"{where}: {where}", where)) from error
         if name in rates:
-            raise DataFileError(f"{where}: {name} stands there twice")
+            raise DataFileError(f"{where}: {name} occurs twice")
         rates[name] = rate
     return rates
 

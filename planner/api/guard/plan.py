@@ -84,7 +84,7 @@ class GuardPlan(Struct, frozen=True):
     largest: int | None  # largest batch at the confidence; None if not searched
     unplanned: tuple[str, ...]  # sentences on effects on memory that are not planned
     is_compiled: bool
-    bytes_beside: int  # other bytes of this process on the GPU, which are counted
+    other_bytes: int  # other bytes of this process on the GPU, which are counted
     expected: tuple[tuple[int, ...], ...] | None  # shapes with which the model is called, if known
 
     @property
@@ -131,22 +131,22 @@ def plan_training(request: GuardRequest, meter: "TrainingMeter") -> GuardPlan:
 
     training = read_training(request.model, request.batch, request.loss, request.step)
     device, unplanned = _device_of(meter)
-    beside = _beside(request, training, meter)
-    if beside:
-        size = f"{beside / MIB:,.0f} MiB on the GPU"
+    other = _other_bytes(request, training, meter)
+    if other:
+        size = f"{other / MIB:,.0f} MiB on the GPU"
         unplanned += (f"{size} are neither the model's nor the optimizer's; they are counted",)
     if training.is_compiled:
         unplanned += (COMPILED,)
-    loop = _loop(request, training, unplanned, beside)
+    loop = _loop(request, training, unplanned, other)
     with outside_autocast():
-        return _planned(request, training, loop, beside, lambda live: _options(request, live, device, meter))
+        return _planned(request, training, loop, other, lambda live: _options(request, live, device, meter))
 
 
 def _planned(
     request: GuardRequest,
     training: "LiveTraining",
     loop: LiveLoop,
-    beside: int,
+    other: int,
     options_of: Callable[[LiveJob], Options],
 ) -> GuardPlan:
     from planner.capture import digest_of
@@ -165,21 +165,21 @@ def _planned(
     even_budget = calibrate_budget(budget_for(find_budget(even), job), job, even)
     judgement = judge(estimate, trace, even_budget, None, Headroom())
     plan = GuardPlan(
-        job, estimate, judgement, trace, None, loop.unplanned, training.is_compiled, beside, training.expected
+        job, estimate, judgement, trace, None, loop.unplanned, training.is_compiled, other, training.expected
     )
     return replace(plan, largest=_largest(opened, budget, programs)) if plan.is_uncertain else plan
 
 
-def _beside(request: GuardRequest, training: "LiveTraining", meter: "TrainingMeter") -> int:
+def _other_bytes(request: GuardRequest, training: "LiveTraining", meter: "TrainingMeter") -> int:
     """Return the bytes that this process has allocated on the GPU outside the training run.
 
     The model, its gradients, the optimizer state and the batch are not counted. At most `SEGMENT_BYTES` count
     as 0.
     """
     from calibration.probe.training_meter import SEGMENT_BYTES
-    from planner.capture import bytes_beside
+    from planner.capture import other_bytes
 
-    size = bytes_beside(training.module, request.plain_optimizer, request.batch, meter.index)
+    size = other_bytes(training.module, request.plain_optimizer, request.batch, meter.index)
     return size if size > SEGMENT_BYTES else 0
 
 
@@ -211,16 +211,16 @@ def _loop(
     request: GuardRequest,
     training: "LiveTraining",
     unplanned: tuple[str, ...],
-    beside: int,
+    other: int,
 ) -> LiveLoop:
-    from planner.capture import fields_of_optimizer, hold_beside, notes_of_optimizer, read_optimizer
+    from planner.capture import fields_of_optimizer, hold_other_bytes, notes_of_optimizer, read_optimizer
 
     optimizer = request.plain_optimizer
     fields = {**training.fields, **fields_of_optimizer(optimizer)}
     if request.scaler is not None and request.scaler.is_enabled():
         fields |= {"grad_scaler": True, "precision": fields.get("precision", Precision.AMP_FP16)}
     live = read_optimizer(optimizer, training.module)
-    prepare = partial(hold_beside, size_bytes=beside) if beside else None
+    prepare = partial(hold_other_bytes, size_bytes=other) if other else None
     notes = (*training.notes, *notes_of_optimizer(live))
     return LiveLoop(
         training.module, request.batch, training.step, fields, unplanned, notes, (), live, prepare

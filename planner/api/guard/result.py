@@ -122,7 +122,7 @@ def _not_kept(plan: GuardPlan | None, readings: "Readings", remarks: tuple[str, 
         return "batches were larger than the sample"
     if plan.is_compiled:
         return "compiled code is planned as eager code"
-    if plan.bytes_beside:
+    if plan.other_bytes:
         return "other tensors were on the GPU"
     if not readings.was_fresh:
         return "the process had used and released more of the GPU before"

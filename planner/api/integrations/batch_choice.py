@@ -5,7 +5,7 @@ from msgspec import Struct
 from planner.errors import UsageError
 
 
-class Split(Struct, frozen=True):
+class BatchSplit(Struct, frozen=True):
     """The micro-batches of one optimizer step on one device."""
 
     batch: int  # samples per micro-batch
@@ -23,7 +23,7 @@ def check_multiple(multiple: object) -> None:
         raise UsageError(f"multiple_of: {multiple!r} is refused; use a whole number from 1")
 
 
-def split(samples: int, most: int, multiple: int = 1, fewest: int = 1) -> Split:
+def split(samples: int, most: int, multiple: int = 1, fewest: int = 1) -> BatchSplit:
     """Split the samples of an optimizer step into micro-batches.
 
     There are at least `fewest` micro-batches, and each has at most `most` samples. Among splits with up to
@@ -34,11 +34,13 @@ def split(samples: int, most: int, multiple: int = 1, fewest: int = 1) -> Split:
     unit = multiple if min(samples // fewest, most) >= multiple else 1
     needed = max(fewest, -(-samples // most))
     batches = {steps: min(most, samples // steps) for steps in range(fewest, min(2 * needed, samples) + 1)}
-    candidates = [Split(batch - batch % unit, steps) for steps, batch in batches.items() if batch >= unit]
+    candidates = [
+        BatchSplit(batch - batch % unit, steps) for steps, batch in batches.items() if batch >= unit
+    ]
     return max(candidates, key=lambda one: (one.samples, -one.steps))
 
 
-def split_up(samples: int, most: int, multiple: int = 1, fewest: int = 1) -> Split:
+def split_up(samples: int, most: int, multiple: int = 1, fewest: int = 1) -> BatchSplit:
     """Split samples into micro-batches, and round the batch size up if `split` would leave samples out."""
     exact = split(samples, most, multiple, fewest)
     if exact.samples == samples:
@@ -46,4 +48,4 @@ def split_up(samples: int, most: int, multiple: int = 1, fewest: int = 1) -> Spl
     unit = multiple if most >= multiple else 1
     steps = max(fewest, -(-samples // (most - most % unit)))
     batch = -(-samples // steps)
-    return Split(batch + -batch % unit, steps)
+    return BatchSplit(batch + -batch % unit, steps)

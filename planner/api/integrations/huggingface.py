@@ -25,14 +25,14 @@ from typing import Any, Unpack
 from msgspec.structs import replace
 
 from planner.api.integrations import accelerate_settings, transformers_settings
-from planner.api.integrations.batch_choice import Split, check_multiple
+from planner.api.integrations.batch_choice import BatchSplit, check_multiple
 from planner.api.integrations.deepspeed_fields import NOTES as DEEPSPEED_NOTES, deepspeed_fields
 from planner.api.integrations.fsdp_fields import fsdp_fields, notes_of_plugin, plugin_of_arguments
 from planner.api.integrations.live_model import (
-    Choice,
+    BatchChoice,
     LiveLoop,
-    choice_beside_evaluation,
     choice_of,
+    choice_with_evaluation,
     choose_batch,
     plan_job,
     plan_live_model,
@@ -104,7 +104,7 @@ def plan_training_arguments(
 
 def _split_of_arguments(
     model: Any, arguments: Any, sample: Mapping[str, Any], multiple_of: int, grow: bool, options: Options
-) -> Split:
+) -> BatchSplit:
     samples = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
     loop = _loop_of_arguments(model, arguments, sample)
     choice, chosen = split_to_fit(
@@ -158,7 +158,7 @@ def _plan_and_set(trainer: Any, multiple_of: int, grow: bool, options: Options) 
     samples = trainer.args.per_device_train_batch_size * trainer.args.gradient_accumulation_steps
     choice, chosen = split_to_fit(
         samples,
-        lambda steps: _choice_beside_evaluation(trainer, plan, steps, multiple_of),
+        lambda steps: _choice_of_trainer(trainer, plan, steps, multiple_of),
         bytes_of_longest_sample(trainer),
         multiple_of,
         grow,
@@ -313,9 +313,9 @@ def _plan_of_trainer(trainer: Any, options: Options) -> Callable[..., MaxBatchRe
     return plan
 
 
-def _choice_beside_evaluation(
+def _choice_of_trainer(
     trainer: Any, plan: Callable[..., MaxBatchResult], steps: int, multiple: int
-) -> Choice:
+) -> BatchChoice:
     """Choose the batch size of a trainer for `steps` micro-batches per optimizer step.
 
     If the trainer evaluates, retries are accepted in the evaluation. `plan` is the function from
@@ -325,7 +325,7 @@ def _choice_beside_evaluation(
     if not transformers_settings.evaluates(trainer.args):
         return choice_of(result, multiple)
     smaller = "take a smaller per_device_eval_batch_size, or eval_accumulation_steps=1"
-    return choice_beside_evaluation(result, lambda: plan(steps, evaluates=False), multiple, smaller)
+    return choice_with_evaluation(result, lambda: plan(steps, evaluates=False), multiple, smaller)
 
 
 @model_errors("the job cannot be read")

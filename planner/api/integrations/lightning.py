@@ -68,7 +68,7 @@ class BatchSizePlanner(Callback):  # type: ignore[misc]  # lightning's types are
         before = parsing.lightning_getattr(module, self._name)
         try:
             parsing.lightning_setattr(module, self._name, batch)
-            _load_data_anew(trainer)
+            _reload_data(trainer)
         except Exception as error:  # from the user's properties, schedules and data
             with suppress(Exception):
                 parsing.lightning_setattr(module, self._name, before)
@@ -107,7 +107,7 @@ class BatchSizePlanner(Callback):  # type: ignore[misc]  # lightning's types are
         return choice.batch
 
 
-def _load_data_anew(trainer: Any) -> None:
+def _reload_data(trainer: Any) -> None:
     """Discard the data loaders, and set up optimizers and schedules again.
 
     Nothing happens before loaders exist.

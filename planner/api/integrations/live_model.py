@@ -120,7 +120,7 @@ def plan_job(job: Job, make: Callable[[], Any], notes: tuple[str, ...], options:
     return with_notes(result, notes)
 
 
-class Choice(Struct, frozen=True):
+class BatchChoice(Struct, frozen=True):
     """A chosen batch size, and the plan behind it."""
 
     result: MaxBatchResult
@@ -128,7 +128,7 @@ class Choice(Struct, frozen=True):
     warning: str  # one line for the user, "" if there is nothing to warn of
 
 
-def choose_batch(loop: LiveLoop, options: Options, multiple: int) -> Choice:
+def choose_batch(loop: LiveLoop, options: Options, multiple: int) -> BatchChoice:
     """Return the largest batch that trains without retries.
 
     The batch is rounded down to a multiple of `multiple`. A batch below `multiple` is not rounded. An
@@ -140,12 +140,12 @@ def choose_batch(loop: LiveLoop, options: Options, multiple: int) -> Choice:
         return choice_of(result, multiple)
     training = replace(loop, fields={**loop.fields, "evaluate": False, "eval_batch": 0})
     smaller = "give its loader a smaller batch"
-    return choice_beside_evaluation(result, lambda: plan_live_model(training, options), multiple, smaller)
+    return choice_with_evaluation(result, lambda: plan_live_model(training, options), multiple, smaller)
 
 
-def choice_beside_evaluation(
+def choice_with_evaluation(
     result: MaxBatchResult, plan_training: Callable[[], MaxBatchResult], multiple: int, smaller: str
-) -> Choice:
+) -> BatchChoice:
     """Return the largest batch that trains without retries, with retries allowed in the evaluation.
 
     An evaluation's retries cost little. `result` is the plan with evaluation; `plan_training` makes the plan
@@ -163,7 +163,7 @@ def choice_beside_evaluation(
     return replace(choice, warning=f"{warning}; {choice.warning}" if choice.warning else warning)
 
 
-def choice_of(result: MaxBatchResult, multiple: int, comfortable: int | None = None) -> Choice:
+def choice_of(result: MaxBatchResult, multiple: int, comfortable: int | None = None) -> BatchChoice:
     """Return a result's largest batch without retries or, with a warning, the largest that fits.
 
     `comfortable` replaces the result's largest batch without retries. The batch is rounded down to a multiple
@@ -177,7 +177,7 @@ def choice_of(result: MaxBatchResult, multiple: int, comfortable: int | None = N
     largest = comfortable or result.max_batch
     batch = largest - largest % multiple if largest >= multiple else largest
     slow = f"batch {batch} fits only by releasing cached memory in each step, which takes time"
-    return Choice(result, batch, "" if comfortable else slow)
+    return BatchChoice(result, batch, "" if comfortable else slow)
 
 
 def with_notes(result: MaxBatchResult, notes: tuple[str, ...]) -> MaxBatchResult:

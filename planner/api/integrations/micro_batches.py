@@ -7,15 +7,15 @@ to the device).
 
 from collections.abc import Callable
 
-from planner.api.integrations.batch_choice import Split, split, split_up
-from planner.api.integrations.live_model import Choice
+from planner.api.integrations.batch_choice import BatchSplit, split, split_up
+from planner.api.integrations.live_model import BatchChoice
 
 _NEGLIGIBLE_BYTES = 2**20
 
 
 def split_to_fit(
-    samples: int, choose: Callable[[int], Choice], bytes_a_sample: int, multiple: int, grow: bool
-) -> tuple[Choice, Split]:
+    samples: int, choose: Callable[[int], BatchChoice], bytes_a_sample: int, multiple: int, grow: bool
+) -> tuple[BatchChoice, BatchSplit]:
     """Split `samples` into micro-batches that fit, and return the planned batch and the split.
 
     `choose` plans a batch with the inputs of a number of micro-batches on the GPU. More micro-batches hold
@@ -24,7 +24,7 @@ def split_to_fit(
     """
     choice = choose(1)
     if samples <= choice.batch:
-        return choice, Split(choice.batch, 1) if grow else split(samples, choice.batch, multiple)
+        return choice, BatchSplit(choice.batch, 1) if grow else split(samples, choice.batch, multiple)
     divide = split_up if grow else split
     steps = 2
     while True:
@@ -36,7 +36,7 @@ def split_to_fit(
         steps = chosen.steps
 
 
-def shortfall(samples: int, chosen: Split) -> str:
+def shortfall(samples: int, chosen: BatchSplit) -> str:
     """Return a sentence on samples that the chosen split leaves out, or ""."""
     if chosen.samples >= samples:
         return ""

@@ -133,7 +133,7 @@ def stored_calibrations(budget: Budget, options: Options) -> tuple[Calibration, 
     given, own = options.get("calibrations") or (), options.get("own_calibrations")
     if budget.device.total.value >= UNLIMITED_BYTES:
         if given:
-            raise UsageError("--calibrations: calibrations are those of a card; say which, such as --gpu L4")
+            raise UsageError("--calibrations: calibrations are of one GPU; say which, such as --gpu L4")
         return ()
     if options.get("no_calibration"):
         return ()

@@ -15,7 +15,7 @@ from planner.planning import (
     estimate_batch,
     find_max_batch,
     is_worse,
-    ranks_beside,
+    ranks_to_plan,
     with_ranks,
 )
 from planner.program import Outcome, ProgramSet, Trace
@@ -55,7 +55,7 @@ class Ranks:
         It has the figures of all planned ranks. Raises the errors of a capture of the first rank; notes name
         other ranks that cannot be captured.
         """
-        return self._beside(self._estimate(self.first, batch))
+        return self._worst_over_ranks(self._estimate(self.first, batch))
 
     def find_max_batch(self, multiple_of: int) -> Plan:
         """Return the plan of the largest batch that fits on all ranks. Raises the errors of a capture."""
@@ -82,7 +82,7 @@ class Ranks:
         for side in sides.values():
             if side is None or side.run.batch in fuller:
                 continue
-            everywhere = self._beside(side)
+            everywhere = self._worst_over_ranks(side)
             if _breaks(everywhere, side):
                 return plan, everywhere.job.sharding.rank
             own = replace(side, ranks=everywhere.ranks, notes=everywhere.notes)
@@ -90,7 +90,7 @@ class Ranks:
         changed = {name: side and fuller[side.run.batch] for name, side in sides.items()}
         return replace(plan, **changed), None
 
-    def _beside(self, own: Estimate) -> Estimate:
+    def _worst_over_ranks(self, own: Estimate) -> Estimate:
         """Return the worst estimate over all ranks at the batch size of `own`.
 
         `own` is the estimate of one rank, and is returned if only one rank is planned. Notes name ranks that
@@ -101,7 +101,7 @@ class Ranks:
         batch, by_rank, notes = own.run.batch, {own.job.sharding.rank: own}, []
         worst = own
         trace = self._trace(self.first, batch)
-        for rank in (self.first, *ranks_beside(self._request.job, trace)):
+        for rank in (self.first, *ranks_to_plan(self._request.job, trace)):
             if rank in by_rank:
                 continue
             self._request.on_progress(f"tracing rank {rank}")

@@ -237,12 +237,12 @@ def _load_trace(model: Model | None, options: Options, path: Path) -> tuple[Save
         raise DataFileError(
             f"{path}: its job reads the sizes of {saved.job.samples.sizes!r}, which a file may not name"
         )
-    beside = {name: options.get(name) for name in _NOT_IN_TRACES}
+    others = {name: options.get(name) for name in _NOT_IN_TRACES}
     for name in ("cudnn", "cudnn_benchmark"):
         if options.get(name) and not saved.has_queries:
             flag = "--" + name.replace("_", "-")
             raise UsageError(f"{flag}: {path} holds the workspaces of its convolutions; remove {flag}")
-    job = complete_job(merge_job(saved.job, beside))
+    job = complete_job(merge_job(saved.job, others))
     if saved.has_queries:
         saved.convolutions = open_convolutions(job, answers_folder(options))
     return saved, job
@@ -296,7 +296,7 @@ def _job_of_factory(factory: Factory, given: Mapping[str, Any]) -> Job:
     if inspect.isfunction(factory) and kind_of_code(f"{file}:{name}", arguments) is CodeKind.STEP_FUNCTION:
         raise UsageError(
             f"{name}: needs arguments; give them with model_arg, or name a training step as "
-            f"{Path(file).name}:{name}, whose models are made anew for a plan"
+            f"{Path(file).name}:{name}, whose models are built again for a plan"
         )
     return Job.create(name, **defaults_of_code(f"{file}:{name}", arguments))
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from planner.capture.cuda.callers import modules_of_users
-from planner.capture.cuda.threads import beside_other_threads
+from planner.capture.cuda.threads import restrict_to_plan
 
 Replacement = tuple[Any, str, Any]  # a module or class, a name of it, and the new value
 _INHERITED = object()  # marks a name that was defined in a base class
@@ -25,7 +25,7 @@ class Names:
         self._replacements = []
         for holder, name, new in replacements:
             plain = getattr(holder, name)
-            chosen = beside_other_threads(new, plain, lambda: bool(self._before))
+            chosen = restrict_to_plan(new, plain, lambda: bool(self._before))
             self._replacements.append((holder, name, shared.setdefault((id(new), id(plain)), chosen)))
         made = {id(getattr(holder, name)): new for holder, name, new in self._replacements if callable(new)}
         for module in modules_of_users():

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 
-def beside_other_threads(new: Any, plain: Any, is_replaced: Callable[[], bool] | None = None) -> Any:
+def restrict_to_plan(new: Any, plain: Any, is_replaced: Callable[[], bool] | None = None) -> Any:
     """Return a version of `new` that behaves as `plain` in other running threads.
 
     It also behaves as `plain` if `is_replaced` returns False: a module that is imported during a plan may
@@ -23,9 +23,9 @@ def beside_other_threads(new: Any, plain: Any, is_replaced: Callable[[], bool] |
     if not bystanders and is_replaced is None:
         return new
     if isinstance(new, staticmethod):
-        return staticmethod(beside_other_threads(new.__func__, plain, is_replaced))
+        return staticmethod(restrict_to_plan(new.__func__, plain, is_replaced))
     if isinstance(new, classmethod):
-        return classmethod(beside_other_threads(new.__func__, plain.__func__, is_replaced))
+        return classmethod(restrict_to_plan(new.__func__, plain.__func__, is_replaced))
 
     def is_for_plan() -> bool:
         return get_ident() not in bystanders and (is_replaced is None or is_replaced())

@@ -101,7 +101,7 @@ class _Text:
             inputs["position_ids"] = self.positions[:, -last:].clone()
         return {name: tensor for name, tensor in inputs.items() if tensor is not None}
 
-    def make_room(self, more: int) -> None:
+    def lengthen(self, more: int) -> None:
         """Lengthen positions and mask by `more` tokens."""
         if self.positions is not None:
             following = torch.arange(more, device=self.positions.device) + self.positions[:, -1:] + 1
@@ -137,11 +137,11 @@ def _generate(model: Any, text: _Text, job: Job) -> Tensor:
     ):
         if growth:
             grow(cache, growth)
-            text.make_room(growth)
+            text.lengthen(growth)
         else:
             with _decoding(model) if number else nullcontext():
                 output = model(**text.inputs(1 if number else text.tokens.shape[1]), **keywords)
-            text.make_room(1)
+            text.lengthen(1)
             scores = output.logits[:, -1].to(copy=True, dtype=torch.float32)  # lives until the next scores
             chosen = scores.argmax(-1)[:, None]
             del output

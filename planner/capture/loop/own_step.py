@@ -15,7 +15,7 @@ from torch import optim
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from planner.capture.cuda.names import Names
-from planner.capture.cuda.threads import beside_other_threads, do_nothing
+from planner.capture.cuda.threads import do_nothing, restrict_to_plan
 from planner.capture.loop.precision import take_all_steps
 from planner.capture.loop.runtime import BatchLoader, PhaseHook
 from planner.capture.loop.training_loop import MOST_MICRO_BATCHES
@@ -107,8 +107,8 @@ class _Phases:
             for name in ("backward", "grad")
         )
         hooks = (
-            register_optimizer_step_pre_hook(beside_other_threads(self._before_update, do_nothing)),
-            register_optimizer_step_post_hook(beside_other_threads(self._after_update, do_nothing)),
+            register_optimizer_step_pre_hook(restrict_to_plan(self._before_update, do_nothing)),
+            register_optimizer_step_post_hook(restrict_to_plan(self._after_update, do_nothing)),
         )
         names.replace()
         try:

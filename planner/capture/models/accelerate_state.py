@@ -12,13 +12,13 @@ _CLASSES = ("PartialState", "AcceleratorState", "GradientState")  # accelerate/s
 
 
 @contextmanager
-def own_accelerate_state(starts_anew: bool) -> Iterator[None]:
+def own_accelerate_state(is_cleared: bool) -> Iterator[None]:
     """Restore accelerate's shared state when the context exits.
 
-    With `starts_anew`, the state is also cleared on entry.
+    With `is_cleared`, the state is also cleared on entry.
     """
     before = [dict(shared) for shared in _shared_states()]
-    if starts_anew:
+    if is_cleared:
         _restore([])
     try:
         yield

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.modules import module as hooks
 from torch.utils.checkpoint import _StopRecomputationError
 
-from planner.capture.cuda.threads import beside_other_threads, do_nothing
+from planner.capture.cuda.threads import do_nothing, restrict_to_plan
 from planner.program import Phase
 
 
@@ -31,7 +31,7 @@ class ModuleTracker:
     @contextmanager
     def tracking(self) -> Iterator[None]:
         """Track the model's running modules inside the context."""
-        enter, leave = (beside_other_threads(one, do_nothing) for one in (self._enter, self._leave))
+        enter, leave = (restrict_to_plan(one, do_nothing) for one in (self._enter, self._leave))
         before = hooks.register_module_forward_pre_hook(enter)
         after = hooks.register_module_forward_hook(leave, always_call=True)
         try:

@@ -20,7 +20,7 @@ from planner.jobs import Job, Mode
 
 @contextmanager
 def _keep_accelerate_state(job: Job, placement: Placement, other_ranks: OtherRanks) -> Iterator[None]:
-    with own_accelerate_state(starts_anew=job.loop.mode is Mode.STEP):
+    with own_accelerate_state(is_cleared=job.loop.mode is Mode.STEP):
         yield
 
 

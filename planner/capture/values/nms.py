@@ -71,8 +71,8 @@ def _both_near(
     one, other = pairs
     slack = max(1 - threshold, 0.0) * (bottom - top) + 1e-9 * np.abs(bottom)
     top = np.ascontiguousarray(top)
-    beside = np.abs(top[one] - top[other]) <= np.maximum(slack[one], slack[other])
-    return one[beside], other[beside]
+    near = np.abs(top[one] - top[other]) <= np.maximum(slack[one], slack[other])
+    return one[near], other[near]
 
 
 def _survivors_one_by_one(corners: NDArray[np.float64], threshold: float) -> NDArray[np.bool_]:

@@ -56,12 +56,12 @@ def calibrate_command(
         named = " and ".join(given) or "nothing to measure"
         raise UsageError(f"{named}: give one of --model NAME, --campaign FILE and --import DIR")
     if options["model"] is None:
-        beside = options | {"batches": batches, "alloc_conf": alloc_conf}
+        others = options | {"batches": batches, "alloc_conf": alloc_conf}
         if campaign is not None:
-            del beside["allow_code"]
+            del others["allow_code"]
         elif minutes is not None:
             raise UsageError("--minutes and --import: records are taken over without measuring; leave one")
-        _reject_beside(given[0], beside)
+        _reject_combined(given[0], others)
     folder = folder_to_write(out)
     limit = DEFAULT_MINUTES if minutes is None else minutes
     if import_dir is not None:
@@ -74,7 +74,7 @@ def calibrate_command(
     return CalibrateResult(measured), fitted or bool(measured.limits)
 
 
-def _reject_beside(flag: str, options: dict[str, Any]) -> None:
+def _reject_combined(flag: str, options: dict[str, Any]) -> None:
     """Raise UsageError for an option that has no effect in combination with `flag`."""
     for name, value in options.items():
         if name not in ("cache", "warn") and value is not None:

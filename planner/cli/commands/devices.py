@@ -28,8 +28,8 @@ def devices_command(
         list[str] | None,
         Argument(
             metavar="[WORDS]...",
-            help="Each is found in a card's name, aliases, maker, line (consumer, workstation, datacenter, "
-            "slice), memory or cloud instances, or is its compute capability; auto: this machine's card.",
+            help="Each is found in a GPU's name, aliases, maker, line (consumer, workstation, datacenter, "
+            "slice), memory or cloud instances, or is its compute capability; auto: this machine's GPU.",
         ),
     ],
 ) -> Answer:

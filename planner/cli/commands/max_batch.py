@@ -71,7 +71,7 @@ def _max_batch_of_command(
     for name, value in options.items():
         if value is not None and name not in ignored:
             raise UsageError(
-                f"{option_flag(name)} means nothing beside a command, which is run as it is; remove it"
+                f"{option_flag(name)} has no effect with a command, which is run as it is; remove it"
             )
     from planner.api.run import max_batch_of_command
 

@@ -15,7 +15,7 @@ def record_command(
         Path | None, Argument(metavar="FILE", help="A pickle of torch.cuda.memory._dump_snapshot.")
     ],
     out: Annotated[Path | None, option("FILE", "Write the history here (.json.gz); else it is only shown.")],
-    gpu: Annotated[str | None, option("NAME", "The card, which a snapshot does not name.")],
+    gpu: Annotated[str | None, option("NAME", "The GPU, which a snapshot does not name.")],
     torch: Annotated[str | None, option("VERSION", "The version of torch, which a snapshot does not name.")],
     kind: Annotated[str | None, option("TEXT", "The job in a few words, such as 'CNN training, batch 32'.")],
 ) -> Answer:

@@ -107,7 +107,7 @@ def _agreed(texts: tuple[str, ...], targets: list[Path]) -> bool:
     for target, text in zip(targets, texts, strict=True):
         sys.stderr.write(f"{target}:\n{text}\n")
     if not sys.stdin.isatty():
-        raise UsageError("nobody can be asked here: read what stands above, then give --yes")
+        raise UsageError("nobody can be asked here: read the text above, then give --yes")
     sys.stderr.write("Write this? Nothing is sent anywhere. [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")

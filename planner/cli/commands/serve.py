@@ -13,7 +13,9 @@ _GPU = {name: DEVICE[name] for name in ("gpu", "gpu_mib")}
 def serve_command(
     options: dict[str, Any],
     on_progress: OnProgress,
-    draft: Annotated[str | None, option("NAME", "A smaller model beside it, as for speculative decoding.")],
+    draft: Annotated[
+        str | None, option("NAME", "A smaller draft model on the same GPU, as for speculative decoding.")
+    ],
     max_model_len: Annotated[
         int | None, option("N", "Tokens of a sequence, prompt and answer; by default all positions.")
     ],

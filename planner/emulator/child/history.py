@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .course import Course
 from .frames import is_own
+from .script_logger import ScriptLogger
 
 MAX_EVENTS = 4_000_000  # torch's history keeps at most this many events, the latest
 _ACTIONS = ("alloc", "free_requested", "free_completed", "oom")
@@ -21,8 +21,10 @@ _ACTIONS = ("alloc", "free_requested", "free_completed", "oom")
 class History:
     """A writer of the allocator's history of this process. It also records ends of optimizer steps."""
 
-    def __init__(self, torch: Any, path: Path, process: dict[str, int], course: Course | None) -> None:
-        self._torch, self._path, self._process, self._course = torch, path, process, course
+    def __init__(
+        self, torch: Any, path: Path, process: dict[str, int], script_log: ScriptLogger | None
+    ) -> None:
+        self._torch, self._path, self._process, self._script_log = torch, path, process, script_log
         self._step_ends: dict[int, list[tuple[int, int, int]]] = {}  # by device
 
     def mark(self, device: int, step: int, stats: dict[str, Any]) -> None:
@@ -72,7 +74,7 @@ class History:
             "events": events,
             "sites": [{"module": line, "op": function} for line, function in sites],
             "step_ends": self._step_ends.get(device, []),
-            "course": None if self._course is None else self._course.rows(device),
+            "script_log": None if self._script_log is None else self._script_log.rows(device),
         }
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
-from .course import tensors_in
+from .script_logger import tensors_in
 
 _MOST_BYTES = 4  # largest size of a number that otherwise reads as zero; larger numbers are stored data
 _ANY_NUMBER = 2**32 - 1  # number of reads that stands for no limit

@@ -22,10 +22,10 @@ from multiprocessing.util import Finalize, register_after_fork
 from pathlib import Path
 from typing import Any
 
-from .course import Course
 from .frames import line_of, line_of_caller, place
 from .history import MAX_EVENTS, History
 from .optimizer_state import keep_numbers_readable
+from .script_logger import ScriptLogger
 from .steps import Phases, Steps
 
 _WRITE_SECONDS = 0.5  # between records of a running process
@@ -45,7 +45,7 @@ def attach(torch: Any, core: Any) -> None:
     keep_numbers_readable(torch, core)
     if not folder:
         return
-    recorder = Recorder(torch, core, Path(folder))
+    recorder = RunRecorder(torch, core, Path(folder))
     import_module("torch.optim.optimizer").register_optimizer_step_post_hook(recorder.after_step)
     modules: Any = import_module("torch.nn.modules.module")
     modules.register_module_forward_pre_hook(recorder.before_module)
@@ -59,7 +59,7 @@ def attach(torch: Any, core: Any) -> None:
     atexit.register(recorder.finish)
 
 
-def _finish_with_process(recorder: Recorder) -> None:
+def _finish_with_process(recorder: RunRecorder) -> None:
     """Register `finish` for the end of a multiprocessing process. Such a process runs no atexit handlers."""
     Finalize(None, recorder.finish, exitpriority=0)
 
@@ -69,11 +69,11 @@ def _architectures(torch: Any) -> list[str]:
     return [part for part in (flags or "").split() if part.startswith("sm_")]
 
 
-class Peaks:
+class PeakCounter:
     """The peaks of torch's allocator since the last step.
 
     They are kept apart from the peaks that the script reads. Torch keeps one peak, which
-    `reset_peak_memory_stats` resets. Recorder and script each have their own peak, since a reset by either
+    `reset_peak_memory_stats` resets. RunRecorder and script each have their own peak, since a reset by either
     first stores the current peak for the other reader.
     """
 
@@ -134,7 +134,7 @@ def _larger_peaks(stats: dict[str, Any], other: dict[str, Any] | None) -> dict[s
     }
 
 
-class Recorder:
+class RunRecorder:
     """A recorder of one process's peaks, steps, history and end."""
 
     def __init__(self, torch: Any, core: Any, folder: Path) -> None:
@@ -143,9 +143,9 @@ class Recorder:
         core.emu_context_active.restype = ctypes.c_bool
         self.on_context = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._note_context)  # emu_call
         self._folder = folder
-        self._peaks: Peaks | None = None  # until torch initializes CUDA
+        self._peaks: PeakCounter | None = None  # until torch initializes CUDA
         kinds = os.environ.get("PLANNER_EMULATED_HISTORY", "").split()
-        self._course = Course(torch, self._places) if "course" in kinds else None
+        self._script_log = ScriptLogger(torch, self._places) if "script_log" in kinds else None
         self.restart()
 
     def restart(self) -> None:
@@ -156,9 +156,9 @@ class Recorder:
         self._pid, self._written = os.getpid(), 0.0
         kinds = os.environ.get("PLANNER_EMULATED_HISTORY", "").split()
         self._snapshot = self._path.with_suffix(".pickle") if "snapshot" in kinds else None
-        if self._course is not None:
-            self._course.restart()
-        history = History(torch, self._path.with_suffix(".history"), self._process, self._course)
+        if self._script_log is not None:
+            self._script_log.restart()
+        history = History(torch, self._path.with_suffix(".history"), self._process, self._script_log)
         self._history = history if "events" in kinds else None
         self._peaks = None
         self._steps, self._phases = Steps(), Phases(self._read_peaks)
@@ -176,7 +176,7 @@ class Recorder:
     def watch_memory(self) -> None:
         """Begin to record the allocator. torch calls this method when CUDA is initialized."""
         if os.getpid() == self._pid and self._peaks is None:
-            self._peaks = Peaks(self._torch)
+            self._peaks = PeakCounter(self._torch)
             if self._snapshot is not None or self._history is not None:
                 self._torch.cuda.memory._record_memory_history(max_entries=MAX_EVENTS, stacks="python")
             self._torch._C._cuda_attach_out_of_memory_observer(self.on_out_of_memory)
@@ -209,8 +209,8 @@ class Recorder:
         if self._history is not None:
             for device in self._devices():
                 self._history.mark(device, self._count, self._peaks.stats(device))
-        if self._course is not None:
-            self._course.end_step(optimizer)
+        if self._script_log is not None:
+            self._script_log.end_step(optimizer)
         self._steps.add(self._count, self._phases.end_step(self._count))
         self._write(whole=False)
         if self._count == self._history_steps:
@@ -246,8 +246,8 @@ class Recorder:
         """
         if os.getpid() != self._pid:
             return
-        if self._course is not None:
-            self._course.hold_all()
+        if self._script_log is not None:
+            self._script_log.hold_all()
         found = place(self._torch)
         self._failure = {
             "device": device,
@@ -333,7 +333,7 @@ class Recorder:
     def _read_peaks(self) -> dict[int, dict[str, int]]:
         """Return and reset the peaks of each GPU, in bytes.
 
-        Peaks are of allocated, reserved and process memory.
+        PeakCounter are of allocated, reserved and process memory.
         """
         assert self._peaks is not None
         read = {}
@@ -373,7 +373,7 @@ class Recorder:
         return {
             **self._process,
             "device": device,
-            "card": self._core.emu_card(device),
+            "gpu_index": self._core.emu_machine_gpu(device),
             "first_line": self._first_lines.get(device, ""),
             "steps": self._steps.of(device),
             "merged_from": self._steps.merged_from,

@@ -20,7 +20,7 @@ ReadPlaces = Callable[[], "dict[int, int]"]  # returns the position in the histo
 _PARAMETERS, _GRADIENTS, _OPTIMIZER, _INPUTS = "parameters", "gradients", "optimizer", "inputs"
 
 
-class Course:
+class ScriptLogger:
     """A record of phases, modules and held tensors. Each entry has a position in the allocator's history."""
 
     def __init__(self, torch: Any, read_places: ReadPlaces) -> None:

@@ -34,7 +34,7 @@ typedef struct {
   int clock_khz, memory_clock_khz, bus_bits, ecc;
 } emu_gpu_t;
 const emu_gpu_t *emu_gpu(void);
-int emu_card(int device);                /* the machine's index of a GPU that the process sees */
+int emu_machine_gpu(int device);         /* the machine's index of a GPU that the process sees */
 const char *emu_cudnn_description(void); /* JSON of cuDNN's device properties */
 bool emu_attribute(int attribute, int device,
                    int *value); /* numbers of cudaDeviceAttr and CUdevice_attribute */
@@ -69,9 +69,9 @@ void emu_reset_peak(int device);
 int emu_device_of(const void *address, void **base, size_t *bytes); /* -1: not on a device */
 bool emu_on_device(const void *address); /* whether an address is a device's, with memory or without */
 
-/* ---- the other processes of the run; called between `emu_lock_cards` and `emu_unlock_cards` */
-void emu_lock_cards(void);
-void emu_unlock_cards(void);
+/* ---- the other processes of the run; called between `emu_lock_processes` and `emu_unlock_processes` */
+void emu_lock_processes(void);
+void emu_unlock_processes(void);
 size_t emu_used_by_others(int device);
 void emu_share_used(int device, size_t used); /* tells the others what this process takes */
 int emu_other_processes(int device, int most, unsigned *pids, size_t *used);

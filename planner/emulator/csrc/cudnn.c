@@ -79,7 +79,7 @@ static cudnnBackendDescriptor_t device(void) {
       s = REAL(cudnnBackendSetAttribute)(made, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR,
                                          strlen(json), json);
     if (!s) s = REAL(cudnnBackendFinalize)(made);
-    if (s) fprintf(stderr, "emulated GPU: cuDNN does not take the card: %d\n", s);
+    if (s) fprintf(stderr, "emulated GPU: cuDNN does not take the GPU: %d\n", s);
     else d = made;
   }
   pthread_mutex_unlock(&lock);

@@ -9,7 +9,7 @@
 static emu_gpu_t gpu;
 static char cudnn_description[2048];
 static int kernel_image;
-static int cards[EMU_MAX_GPUS]; /* the machine's indices of the visible GPUs */
+static int machine_gpus[EMU_MAX_GPUS]; /* the machine's indices of the visible GPUs */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static const char *text_of(const char *key) {
@@ -29,19 +29,19 @@ static size_t number_of(const char *key) {
   return strtoull(text, NULL, 10);
 }
 
-/* Returns the number of GPUs that CUDA_VISIBLE_DEVICES makes visible, and lists them in `cards`. It is a list
- * of indices, and the first invalid index ends the list (CUDA C++ Programming Guide). */
+/* Returns the number of GPUs that CUDA_VISIBLE_DEVICES makes visible, and lists them in `machine_gpus`. It is
+ * a list of indices, and the first invalid index ends the list (CUDA C++ Programming Guide). */
 static int visible(int count) {
   const char *text = getenv("CUDA_VISIBLE_DEVICES");
   int listed = 0;
   if (!text)
-    for (int i = 0; i < count; i++) cards[i] = i;
+    for (int i = 0; i < count; i++) machine_gpus[i] = i;
   if (!text) return count;
   while (*text && listed < count) {
     char *end;
     long index = strtol(text, &end, 10);
     if (end == text || index < 0 || index >= count) break;
-    cards[listed++] = (int)index;
+    machine_gpus[listed++] = (int)index;
     text = *end == ',' ? end + 1 : end;
     if (!*end) break;
   }
@@ -78,9 +78,9 @@ const emu_gpu_t *emu_gpu(void) {
   pthread_once(&once, describe);
   return &gpu;
 }
-int emu_card(int device) {
+int emu_machine_gpu(int device) {
   emu_gpu();
-  return cards[device];
+  return machine_gpus[device];
 }
 const char *emu_cudnn_description(void) {
   emu_gpu();

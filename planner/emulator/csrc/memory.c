@@ -85,10 +85,10 @@ static arena *arena_of(int device) {
 /* Changes of the bytes in use are made between these two, so that no other process changes its own. */
 static void begin_change(void) {
   pthread_mutex_lock(&lock);
-  emu_lock_cards();
+  emu_lock_processes();
 }
 static void end_change(void) {
-  emu_unlock_cards();
+  emu_unlock_processes();
   pthread_mutex_unlock(&lock);
 }
 static void count(int device, size_t bytes) {

@@ -45,7 +45,7 @@ static bool is_alive(const slot *s) {
 static void map_table(void) {
   char path[4096];
   const char *folder = getenv("PLANNER_EMULATED_RECORDS");
-  if (!folder || (size_t)snprintf(path, sizeof path, "%s/cards", folder) >= sizeof path) return;
+  if (!folder || (size_t)snprintf(path, sizeof path, "%s/gpus", folder) >= sizeof path) return;
   file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (file < 0 || ftruncate(file, sizeof(table))) return;
   void *at = mmap(NULL, sizeof(table), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
@@ -62,14 +62,14 @@ static void take_slot(void) {
     own = s;
   }
 }
-void emu_lock_cards(void) {
+void emu_lock_processes(void) {
   static bool tried;
   if (!tried) map_table();
   tried = true;
   if (!shared || !lock_byte(0, true)) return;
   if (owner != getpid()) take_slot();
 }
-void emu_unlock_cards(void) {
+void emu_unlock_processes(void) {
   struct flock lock = byte_lock(F_UNLCK, 0);
   if (shared) fcntl(file, F_SETLK, &lock);
 }
@@ -78,23 +78,23 @@ size_t emu_used_by_others(int device) {
   size_t used = 0;
   for (int i = 0; shared && i < shared->count; i++)
     if (&shared->slots[i] != own && is_alive(&shared->slots[i]))
-      used += shared->slots[i].used[emu_card(device)];
+      used += shared->slots[i].used[emu_machine_gpu(device)];
   return used;
 }
 void emu_share_used(int device, size_t used) {
   if (!own) return;
-  int card = emu_card(device);
+  int gpu = emu_machine_gpu(device);
   size_t all = used + emu_used_by_others(device);
-  own->used[card] = used;
-  if (all > shared->peak[card]) shared->peak[card] = all;
+  own->used[gpu] = used;
+  if (all > shared->peak[gpu]) shared->peak[gpu] = all;
 }
 int emu_other_processes(int device, int most, unsigned *pids, size_t *used) {
-  int found = 0, card = emu_card(device);
+  int found = 0, gpu = emu_machine_gpu(device);
   for (int i = 0; shared && i < shared->count && found < most; i++) {
     const slot *s = &shared->slots[i];
-    if (s == own || !s->used[card] || !is_alive(s)) continue;
+    if (s == own || !s->used[gpu] || !is_alive(s)) continue;
     pids[found] = (unsigned)s->pid;
-    used[found++] = s->used[card];
+    used[found++] = s->used[gpu];
   }
   return found;
 }

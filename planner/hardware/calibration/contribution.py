@@ -1,7 +1,7 @@
 """Prepare calibrations for contribution by users, and check contributed files.
 
 Private data is removed. A contributed file has the format of a calibration with `source: contributed`. It
-names versions, card, job and peaks. It has no code, paths, hosts, users or serial numbers: a model from a
+names versions, GPU, job and peaks. It has no code, paths, hosts, users or serial numbers: a model from a
 file, or of a guarded training, is replaced by a digest.
 """
 

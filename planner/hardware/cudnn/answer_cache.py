@@ -223,10 +223,10 @@ def _write(path: Path, answers: dict[bytes, bytes], limit_bytes: int) -> None:
                 connection.execute(_DELETE_OLDER_HALF)
 
     with suppress(OSError, sqlite3.Error):
-        _or_anew(path, add)
+        _or_in_new_file(path, add)
 
 
-def _or_anew(path: Path, add: Callable[[], None]) -> None:
+def _or_in_new_file(path: Path, add: Callable[[], None]) -> None:
     try:
         add()
     except sqlite3.OperationalError:  # a full disk, a read-only folder, another process

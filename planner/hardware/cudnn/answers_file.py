@@ -160,10 +160,10 @@ def open_answers(path: Path = ANSWERS_FILE) -> AnswersFile:
         index = msgspec.json.decode(content[place:end], type=_Index)
         last = max((one.offset + one.packed_bytes for one in _blocks(index)), default=0)
         if len(content) != end + last:
-            raise ValueError("it is cut short, or something stands behind its end")
+            raise ValueError("it is cut short, or has data after its end")
     except (OSError, ValueError) as error:
         raise DataFileError(
-            f"{path}: holds no answers of a cuDNN: {error}; install the planner anew"
+            f"{path}: holds no answers of a cuDNN: {error}; install the planner again"
         ) from error
     return AnswersFile(index.cudnn, {one.kind: one for one in index.kinds}, content, end)
 

@@ -153,7 +153,7 @@ def open_cudnn(where: str, cublaslt_for: CublasLt, gpu: str, cache_folder: Path 
 def _open(where: str, cublaslt_for: CublasLt, gpu: str, cache_folder: Path | None, _process: int) -> Cudnn:
     folder = installed_folder() if where == INSTALLED else Path(where).expanduser()
     if not (folder / LIBRARY).is_file():
-        raise UsageError(f"--cudnn {where}: {LIBRARY} is not there; name the folder that it lies in")
+        raise UsageError(f"--cudnn {where}: {LIBRARY} is not there; name its folder")
     built = cublaslt_for(folder)
     cublaslt, lacks = (None, built) if isinstance(built, str) else (built, "")
     start = partial(_start, where, folder, cublaslt, gpu)
@@ -206,8 +206,9 @@ def _start(where: str, folder: Path, cublaslt: Path | None, gpu: str) -> tuple[W
         reply = {"error": f"its process {error}"}
     if "error" in reply:
         raise UsageError(
-            f"--cudnn {where}: it does not answer: {reply['error']}; it needs beside it nvidia-cublas and "
-            "nvidia-cuda-nvrtc, and by newer versions libcuda.so.1, of the driver or the CUDA toolkit's stubs"
+            f"--cudnn {where}: it does not answer: {reply['error']}; it needs nvidia-cublas and "
+            "nvidia-cuda-nvrtc next to it, and newer versions need libcuda.so.1, of the driver or the CUDA "
+            "toolkit's stubs"
         )
     return worker, reply["version"]
 

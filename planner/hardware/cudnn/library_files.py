@@ -11,7 +11,7 @@ from msgspec import json
 from planner.errors import UsageError
 
 LIBRARY = "libcudnn.so.9"
-_BESIDE = ("libnvrtc*.so.*", "libcublas*.so.*")  # of NVIDIA's other packages
+_OTHER_LIBRARIES = ("libnvrtc*.so.*", "libcublas*.so.*")  # of NVIDIA's other packages
 _OWN = ("client.py", "worker.py")  # the code that queries cuDNN
 _VARIABLES = ("CUDNN", "CUBLAS", "NVIDIA_TF32", "PLANNER_EMULATED", "LD_")  # read by cuDNN or by the linker
 
@@ -47,7 +47,7 @@ def digest_library(folder: Path, cublaslt: Path, gpu: str) -> bytes:
 def _files(folder: Path, cublaslt: Path) -> Iterator[tuple[Path, os.stat_result]]:
     folder = folder.resolve()
     found = [*folder.glob("libcudnn*.so*"), *cublaslt.resolve().parent.glob("*.so*")]
-    for pattern in _BESIDE:
+    for pattern in _OTHER_LIBRARIES:
         found += folder.parent.parent.glob(f"*/lib/{pattern}")
     for path in sorted(found):
         if path.is_file():  # skips links whose target is gone

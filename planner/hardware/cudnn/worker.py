@@ -67,9 +67,9 @@ class Library:
         patterns = ["libnvrtc-builtins.so.*", "libnvrtc.so.*"]  # for the engines that it compiles at run time
         if not cublaslt:
             patterns.insert(0, "libcublasLt.so.*")
-        beside = [path for name in patterns for path in sorted(folder.parent.parent.glob(f"*/lib/{name}"))]
+        others = [path for name in patterns for path in sorted(folder.parent.parent.glob(f"*/lib/{name}"))]
         own = [Path(cublaslt).with_name("libcuda.so.1"), Path(cublaslt)] if cublaslt else []
-        for path in [*own, *beside]:
+        for path in [*own, *others]:
             with suppress(OSError):
                 ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
         self.functions = ctypes.CDLL(str(folder / "libcudnn.so.9"), mode=ctypes.RTLD_GLOBAL)
@@ -100,11 +100,11 @@ class Library:
         array = _pointers(values) if kind == "descriptor" else (of * len(values))(*values)
         self.call("SetAttribute", descriptor, attribute, code, ctypes.c_int64(len(values)), array)
 
-    def get(self, descriptor: Any, attribute: int, kind: str, room: int, into: Any) -> int:
-        """Read at most `room` values of a descriptor's attribute into `into`, and return their number."""
+    def get(self, descriptor: Any, attribute: int, kind: str, capacity: int, into: Any) -> int:
+        """Read at most `capacity` values of a descriptor's attribute into `into`, and return their number."""
         count = ctypes.c_int64()
-        room_there, count_there = ctypes.c_int64(room), ctypes.byref(count)
-        self.call("GetAttribute", descriptor, attribute, _TYPES[kind][0], room_there, count_there, into)
+        capacity_there, count_there = ctypes.c_int64(capacity), ctypes.byref(count)
+        self.call("GetAttribute", descriptor, attribute, _TYPES[kind][0], capacity_there, count_there, into)
         return count.value
 
     def device(self, described: dict[str, Any]) -> Any:

@@ -17,13 +17,13 @@ from msgspec import Struct
 from planner.program import Alloc, Convolution, ConvWorkspace, Direction, Trace
 
 NARROW_BYTES = 2048  # unexplained rest: cuDNN aligns the parts of a workspace and adds small tables
-_COPIES_OVER_BESIDE = 10_000  # ratio of large copies to such a rest: tables grow with the kernel's steps
-_BESIDE_TILES_BYTES, _COUNTER_BYTES = 512, 4  # rest in all, and for each tile: its blocks wait for others
+_COPIES_OVER_REST = 10_000  # ratio of large copies to such a rest: tables grow with the kernel's steps
+_TILE_REST_BYTES, _COUNTER_BYTES = 512, 4  # rest in all, and for each tile: its blocks wait for others
 _LARGEST_LOOSE_SHARE = 0.02  # rest as a share of a workspace of copies: tables for strides and borders
 _LARGEST_UNNAMED_SHARE = 0.25  # the same if kernels mostly copy
 _TILE_BYTES = 4 * 128 * 128  # the sums of one block of threads
 _MOST_TILES, _MOST_SUMS = 1024, 128
-_SUM_OVER_BESIDE = 32  # least ratio of a sum to the rest: any size is a multiple of small weights and a rest
+_SUM_OVER_REST = 32  # least ratio of a sum to the rest: any size is a multiple of small weights and a rest
 _IMAGE_TIMES = (1, 2, 4, 8)  # sums for each image
 _ELEMENT_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -109,17 +109,17 @@ def name_parts(query: Convolution, notes: tuple[str, ...], workspace_bytes: int)
 def _exact(query: Convolution, transforms: list[str], workspace_bytes: int) -> Parts:
     """Return parts that explain all of the workspace except a small rest, or ()."""
     for part in _whole(query, transforms):
-        if 0 <= workspace_bytes - part.size_bytes <= _BESIDE_TILES_BYTES:
+        if 0 <= workspace_bytes - part.size_bytes <= _TILE_REST_BYTES:
             return (part,)
     copies = list(_copies(query))
-    kinds: tuple[_Beside, ...] = (_filters,) if transforms == ["Winograd"] else ()
+    kinds: tuple[_ExtraParts, ...] = (_filters,) if transforms == ["Winograd"] else ()
     if not transforms:
         kinds = (_sums, _tiles)
-        copied = _almost(copies, workspace_bytes, max(NARROW_BYTES, workspace_bytes // _COPIES_OVER_BESIDE))
+        copied = _almost(copies, workspace_bytes, max(NARROW_BYTES, workspace_bytes // _COPIES_OVER_REST))
         if copied is not None:
             return copied
-    for beside, copied in product(kinds, copies):
-        more = beside(query, workspace_bytes - _bytes_of(copied))
+    for extra_parts, copied in product(kinds, copies):
+        more = extra_parts(query, workspace_bytes - _bytes_of(copied))
         if more:
             return (*copied, *more)
     return ()
@@ -134,12 +134,12 @@ def _loose(query: Convolution, workspace_bytes: int) -> Parts:
     return next(filter(None, splits), ())
 
 
-def _almost(copies: Iterable[Parts], workspace_bytes: int, beside_bytes: float) -> Parts | None:
-    """Return the first of `copies` that leaves at most `beside_bytes` of the workspace unexplained.
+def _almost(copies: Iterable[Parts], workspace_bytes: int, rest_bytes: float) -> Parts | None:
+    """Return the first of `copies` that leaves at most `rest_bytes` of the workspace unexplained.
 
     Returns None if there is none.
     """
-    return next((one for one in copies if 0 <= workspace_bytes - _bytes_of(one) <= beside_bytes), None)
+    return next((one for one in copies if 0 <= workspace_bytes - _bytes_of(one) <= rest_bytes), None)
 
 
 def _bytes_of(parts: Parts) -> int:
@@ -148,7 +148,7 @@ def _bytes_of(parts: Parts) -> int:
 
 # ---- parts in addition to copies: () if the term does not apply
 
-_Beside = Callable[[Convolution, int], Parts]
+_ExtraParts = Callable[[Convolution, int], Parts]
 
 
 def _filters(query: Convolution, left_bytes: int) -> Parts:
@@ -175,16 +175,16 @@ def _sums(query: Convolution, left_bytes: int) -> Parts:
     if result == "w":
         sizes.append(4 * rows * _up(channels * prod(extents), 128))
     for size_bytes in sizes:
-        times, beside_bytes = divmod(left_bytes, size_bytes)
-        most_beside_bytes = min(NARROW_BYTES, size_bytes // _SUM_OVER_BESIDE)
-        if 1 <= times <= _MOST_SUMS and beside_bytes <= most_beside_bytes:
+        times, rest_bytes = divmod(left_bytes, size_bytes)
+        most_rest_bytes = min(NARROW_BYTES, size_bytes // _SUM_OVER_REST)
+        if 1 <= times <= _MOST_SUMS and rest_bytes <= most_rest_bytes:
             return (Part(Term.SUMS, result, times, times * size_bytes),)
     return ()
 
 
 def _tiles(query: Convolution, left_bytes: int) -> Parts:
-    times, beside_bytes = divmod(left_bytes, _TILE_BYTES)
-    if not 1 <= times <= _MOST_TILES or beside_bytes > _BESIDE_TILES_BYTES + _COUNTER_BYTES * times:
+    times, rest_bytes = divmod(left_bytes, _TILE_BYTES)
+    if not 1 <= times <= _MOST_TILES or rest_bytes > _TILE_REST_BYTES + _COUNTER_BYTES * times:
         return ()
     return (Part(Term.TILES, "", times, times * _TILE_BYTES),)
 

@@ -30,7 +30,7 @@ def with_nccl_of(budget: Budget, job: Job) -> Budget:
     groups = "one communicator" if count == 1 else f"{count} communicators"
     source = (
         f"computed for NCCL {version[0]}.{version[1]} and {groups}, {size.low:.0f} to {size.high:.0f} MiB by "
-        "links and ranks; published figures lie within"
+        "links and ranks; published figures are within"
     )
     nccl = SourcedBytes(round(size.likely * MIB), source, round(spread * MIB), FigureKind.DERIVED)
     return make_budget(

@@ -100,7 +100,7 @@ _ANSWERS = {  # advice on settings that are not planned
     "training.enable_cpu_offload": "parameters would be on the CPU; remove it",
     "parallelism.tensor_parallel_degree": "name a FILE.py that splits the model by itself, with --world-size",
 }
-_BESIDE = {"compile.enable": "compile", "training.compile": "compile"}  # the option that overrides a setting
+_OVERRIDES = {"compile.enable": "compile", "training.compile": "compile"}  # overriding option of a setting
 
 
 def is_torchtitan(model: str) -> bool:
@@ -143,7 +143,7 @@ def _check(path: str, settings: Mapping[str, Mapping[str, Any]], given: Collecti
         for key, value in values.items():
             name = f"{section}.{key}"
             is_off = any(value == off and type(value) is type(off) for off in _OFF)
-            if key in known or is_off or _BESIDE.get(name) in given:
+            if key in known or is_off or _OVERRIDES.get(name) in given:
                 continue
             answer = _ANSWERS.get(name, "remove it")
             raise UsageError(f"{path}: {name} = {shown(str(value))} is not planned: {answer}")
@@ -215,7 +215,7 @@ class _Reader:
         mode = self._get("activation_checkpoint.mode", "selective")
         modes = {"none": Checkpoint.NONE, "full": Checkpoint.BLOCKS}
         if mode not in modes:
-            what = "some operators are kept; give --checkpoint blocks or none, between which it lies"
+            what = "some operators are kept; give --checkpoint blocks or none, whose memory bounds it"
             raise self._refuse("activation_checkpoint.mode", mode, what)
         return modes[mode]
 

@@ -214,7 +214,7 @@ def _devices(entry: Entry) -> Iterator[Device]:
         except UsageError as error:
             raise item.broken(str(error)) from None
         if device.name in seen:
-            raise item.broken(f"{device.name} stands here twice; remove one")
+            raise item.broken(f"{device.name} occurs twice; remove one")
         seen.add(device.name)
         yield device
 

@@ -26,8 +26,8 @@ from planner.planning.clusters.rank_traces import RankTraces
 from planner.planning.clusters.splits import (
     ClusterQuestion,
     Gathers,
-    Recipe,
     Split,
+    SplitRecipe,
     job_of,
     recipes_of,
     splits_on,
@@ -80,7 +80,7 @@ class ClusterAdvice(Struct, frozen=True):
 
     gpus: int
     plans: ClusterPlans  # the fastest recipe first; recipes without tensor parallel before recipes with it
-    failed: tuple[Recipe, ...]  # recipes that do not fit
+    failed: tuple[SplitRecipe, ...]  # recipes that do not fit
 
 
 class ClusterTable(Struct, frozen=True):
@@ -173,8 +173,8 @@ class ClusterSearch:
         return ClusterAdvice(gpus, ClusterPlans(budget, plans, notes), failed)
 
     def _possible(
-        self, recipes: Sequence[Recipe], budget_of: BudgetOf, below: int | None = None
-    ) -> dict[Recipe, int]:
+        self, recipes: Sequence[SplitRecipe], budget_of: BudgetOf, below: int | None = None
+    ) -> dict[SplitRecipe, int]:
         """Return the recipes that fit, with the smallest number of GPUs for each.
 
         Only numbers of GPUs below `below` are tried, if it is given. The recipes that save most memory are
@@ -191,11 +191,11 @@ class ClusterSearch:
                 found[recipe] = counts[fewest]
         return {recipe: found[recipe] for recipe in recipes if recipe in found}
 
-    def _runs(self, gpus: int, recipe: Recipe, budget_of: BudgetOf) -> bool:
+    def _runs(self, gpus: int, recipe: SplitRecipe, budget_of: BudgetOf) -> bool:
         return self._fits(next(splits_on(gpus, recipe, self._question)), budget_of) is not None
 
     def _least_costly(
-        self, gpus: int, possible: Mapping[Recipe, int], budget_of: BudgetOf
+        self, gpus: int, possible: Mapping[SplitRecipe, int], budget_of: BudgetOf
     ) -> ClusterPlan | None:
         """Return the plan of the fastest recipe that fits, or None if no recipe fits.
 
@@ -209,7 +209,7 @@ class ClusterSearch:
                 return best
         return None
 
-    def _largest(self, gpus: int, recipe: Recipe, budget_of: BudgetOf) -> ClusterPlan | None:
+    def _largest(self, gpus: int, recipe: SplitRecipe, budget_of: BudgetOf) -> ClusterPlan | None:
         """Return the plan with the largest micro-batch of a recipe, or None if no micro-batch fits."""
         best = None
         for split in splits_on(gpus, recipe, self._question):
@@ -289,7 +289,7 @@ def _kind_of_trace(budget: Budget) -> tuple[object, ...]:
     return budget.device.target, unlimited(budget.limits).config
 
 
-def _refusable(recipe: Recipe, job: Job) -> str:
+def _refusable(recipe: SplitRecipe, job: Job) -> str:
     """Return the technique of a recipe that a model may not support, or "" if there is none.
 
     A checkpointing mode that the job itself asks for is supported.

@@ -61,7 +61,7 @@ class Gathers(IntEnum):
     TWICE = 2  # FSDP2 that gathers weights again for the backward pass (ZeRO-3)
 
 
-class Recipe(Struct, frozen=True):
+class SplitRecipe(Struct, frozen=True):
     """The measures of a split that save memory and cost time.
 
     They are checkpointing, gathering of weights, and tensor parallel.
@@ -71,7 +71,7 @@ class Recipe(Struct, frozen=True):
     gathers: Gathers
     tp: int = 1  # GPUs that share the tensors of each layer and their batch
 
-    def saves_no_more_than(self, other: "Recipe") -> bool:
+    def saves_no_more_than(self, other: "SplitRecipe") -> bool:
         """Return whether `other` has every measure of this recipe, and the same tensor parallel size."""
         recomputes = self.checkpoint is Checkpoint.NONE or self.checkpoint is other.checkpoint
         return recomputes and self.gathers <= other.gathers and self.tp == other.tp
@@ -81,7 +81,7 @@ class Split(Struct, frozen=True):
     """The division of a global batch over several GPUs, by a recipe."""
 
     gpus: int
-    recipe: Recipe
+    recipe: SplitRecipe
     micro_batch: int
     accumulate: int  # micro-batches of a GPU, or of a group of `tp`, in each step of the optimizer
 
@@ -94,7 +94,7 @@ class Split(Struct, frozen=True):
         return 1 if self.recipe.gathers is Gathers.NEVER else self.gpus // self.recipe.tp
 
 
-def recipes_of(job: Job) -> list[Recipe]:
+def recipes_of(job: Job) -> list[SplitRecipe]:
     """Return the recipes that a job's options leave open, the fastest first.
 
     The recipe of least memory comes last. Raises UsageError if the job's own options say how it is split over
@@ -116,10 +116,10 @@ def recipes_of(job: Job) -> list[Recipe]:
         gathers = [Gathers.TWICE if arguments.reshard_after_forward else Gathers.ONCE]
     elif arguments.non_default():
         gathers.remove(Gathers.NEVER)
-    return [Recipe(checkpoint, times) for checkpoint in checkpoints for times in gathers]
+    return [SplitRecipe(checkpoint, times) for checkpoint in checkpoints for times in gathers]
 
 
-def splits_on(gpus: int, recipe: Recipe, question: ClusterQuestion) -> Iterator[Split]:
+def splits_on(gpus: int, recipe: SplitRecipe, question: ClusterQuestion) -> Iterator[Split]:
     """Yield the splits of the global batch over a number of GPUs.
 
     They are in ascending order of the micro-batch.

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from planner.allocator.history import HistoryEvent, interleave
-from planner.emulator import PLACED, Course, CourseMark, Holder, ProcessHistory, trace_of
+from planner.emulator import PLACED, Holder, ProcessHistory, ScriptLog, ScriptMark, trace_of
 from planner.program import Alloc, Category, Event, Phase, Site, TensorProvenance, Trace
 
 # The number of events with actions in `PLACED` before a note, and the mark or the holders that are noted.
-_Note = tuple[int, CourseMark | tuple[Holder, ...]]
+_Note = tuple[int, ScriptMark | tuple[Holder, ...]]
 # Of several holders of a block, the holder whose category comes first decides.
 _PRECEDENCE = (Category.PARAMETER, Category.OPTIMIZER, Category.GRADIENT, Category.INPUT, Category.ACTIVATION)
 
@@ -26,13 +26,13 @@ def attributed_trace(history: ProcessHistory, batch: int, blas_bytes: int) -> Tr
     The origin is a category, a module and a source line. Parameters, gradients, optimizer state and inputs
     are recognized by their addresses. A block that is allocated in the forward pass and alive when the
     backward pass starts is an activation. `blas_bytes` is the size of the workspace that cuBLAS never frees.
-    Raises ValueError if the history records no phases and modules (`course`) or does not begin with the
+    Raises ValueError if the history records no phases and modules (`script_log`) or does not begin with the
     process.
     """
-    if history.course is None:
+    if history.script_log is None:
         raise ValueError("the history records no phases and modules")
     plain = trace_of(history, batch)
-    blocks = _Walk().over(history, history.course)
+    blocks = _Walk().over(history, history.script_log)
     sites: dict[Site, int] = {}
     events: list[Event] = []
     details = []
@@ -96,10 +96,10 @@ class _Walk:
     _first: list[_Block] = field(default_factory=list)  # blocks alive when the first forward pass begins
     _copying: set[str] = field(default_factory=set)  # lines that bring a batch to the GPU
 
-    def over(self, history: ProcessHistory, course: Course) -> list[_Block]:
+    def over(self, history: ProcessHistory, script_log: ScriptLog) -> list[_Block]:
         """Return the blocks of a history, with categories. Addresses and phases decide the categories."""
-        notes: list[_Note] = [(place, course.tables[index]) for place, index in course.held]
-        notes += ((mark.place, mark) for mark in course.marks)
+        notes: list[_Note] = [(place, script_log.tables[index]) for place, index in script_log.held]
+        notes += ((mark.place, mark) for mark in script_log.marks)
         notes.sort(key=_order)
         ends = [end.allocated + end.freed for end in history.step_ends]
         place = 0
@@ -126,8 +126,8 @@ class _Walk:
         elif event.action == "free_completed" and event.address in self._live:
             self.blocks[self._live.pop(event.address)].dies_in = step
 
-    def _note(self, note: CourseMark | tuple[Holder, ...]) -> None:
-        if not isinstance(note, CourseMark):
+    def _note(self, note: ScriptMark | tuple[Holder, ...]) -> None:
+        if not isinstance(note, ScriptMark):
             for holder in note:
                 if holder.address in self._live:
                     self.blocks[self._live[holder.address]].hold(holder.category, holder.module)
@@ -158,6 +158,6 @@ class _Walk:
 def _order(note: _Note) -> tuple[int, bool]:
     """Return a key that sorts notes by position in the history.
 
-    At one position, holders of blocks come before course marks.
+    At one position, holders of blocks come before marks.
     """
-    return note[0], isinstance(note[1], CourseMark)
+    return note[0], isinstance(note[1], ScriptMark)

@@ -18,7 +18,7 @@ from planner.planning.command.by_runs import (
     search_by_commands,
 )
 from planner.planning.command.command_runs import CommandRuns
-from planner.planning.command.fit import Fit, end_and_peak, fit_runs
+from planner.planning.command.fit import CommandFit, end_and_peak, fit_runs
 from planner.planning.search.boundary import Search, boundary_from_guess, largest, largest_near, search_of
 from planner.program import LARGEST_BATCH, Outcome
 
@@ -35,7 +35,7 @@ class BatchFinder:
     runs: CommandRuns
     unit: int
     whole: CommandRuns | None = None  # runs beyond the first optimizer steps, which answers have to survive
-    fit: Fit | None = None  # None if histories do not align, so that runs alone answer
+    fit: CommandFit | None = None  # None if histories do not align, so that runs alone answer
     notes: list[str] = field(default_factory=list)
     recorded: dict[int, EmulatedRun] = field(default_factory=dict)  # runs without retries, by batch size
     most: int = LARGEST_BATCH  # the largest batch size to try
@@ -81,7 +81,7 @@ class BatchFinder:
         for end_bytes, peak_bytes in end_and_peak(self.recorded[first], first):
             per_sample_bytes = (peak_bytes - end_bytes) // first
             if per_sample_bytes > 0:
-                guess = min(guess, max(0, self.runs.room_bytes - end_bytes) // per_sample_bytes)
+                guess = min(guess, max(0, self.runs.limit_bytes - end_bytes) // per_sample_bytes)
         guess = max(1, int(_NEAR * guess) // self.unit) * self.unit
         return guess if guess != first else 2 * first
 
@@ -111,8 +111,8 @@ class BatchFinder:
         There is a problem if the histories do not align.
         """
         fit = fit_runs(self.recorded, near, self.runs.device)
-        self.fit = fit if isinstance(fit, Fit) else None
-        return "" if isinstance(fit, Fit) else fit
+        self.fit = fit if isinstance(fit, CommandFit) else None
+        return "" if isinstance(fit, CommandFit) else fit
 
     def _depends_on_batch(self) -> bool:
         return self.fit is not None and self.fit.depends_on_batch

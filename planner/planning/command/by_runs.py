@@ -37,7 +37,7 @@ def search_by_commands(runs: CommandRuns, unit: int, ends: tuple[int, int], most
     search = largest_by_extrapolation(
         by_units(runs.outcome, unit),
         (by_units(runs.reserved_bytes, unit), by_units(runs.allocated_bytes, unit)),
-        runs.room_bytes,
+        runs.limit_bytes,
         (low, max(high, low + 1)),
         most // unit,
     )
@@ -75,7 +75,11 @@ def largest_with_retries(runs: CommandRuns, unit: int, guess: int, most: int) ->
     if not retrying:
         return boundary_from_guess(by_units(fits, unit), guess // unit, most // unit) * unit
     return unit * boundary_along_lines(
-        by_units(fits, unit), by_units(need_bytes, unit), runs.room_bytes, max(retrying) // unit, most // unit
+        by_units(fits, unit),
+        by_units(need_bytes, unit),
+        runs.limit_bytes,
+        max(retrying) // unit,
+        most // unit,
     )
 
 

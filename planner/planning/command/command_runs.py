@@ -74,7 +74,7 @@ class CommandRuns:
         return self.unbounded(batch).largest.peak.allocated_bytes
 
     @property
-    def room_bytes(self) -> int:
+    def limit_bytes(self) -> int:
         """Return the usable bytes of the GPU minus the CUDA context."""
         return self.device.usable.value - self.device.context.value
 

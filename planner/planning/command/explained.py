@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from planner.allocator import MemoryLimits, replay_trace
-from planner.emulator import Course, EmulatedRun, GpuRecord, ProcessHistory
+from planner.emulator import EmulatedRun, GpuRecord, ProcessHistory, ScriptLog
 from planner.errors import DataFileError, UsageError
 from planner.hardware import MIB, Device
 from planner.planning.attribution import Explanation, explain
@@ -67,7 +67,7 @@ def _history_of(run: EmulatedRun) -> ProcessHistory:
     record = run.largest
     key = record.rank, record.pid, record.device
     history = next((one for one in run.histories if (one.rank, one.pid, one.device) == key), None)
-    if history is None or history.course is None:
+    if history is None or history.script_log is None:
         raise DataFileError(
             f"process {record.pid} left no history of its allocator, as one that is killed; "
             "try --stop-after 3"
@@ -80,9 +80,9 @@ def _history_of(run: EmulatedRun) -> ProcessHistory:
 
 
 def _workspace_bytes(history: ProcessHistory, device: Device) -> int:
-    assert history.course is not None
+    assert history.script_log is not None
     with suppress(UsageError):  # torch takes the default if it cannot parse the setting
-        return workspace_bytes(device.capability, history.course.cublas_workspace)
+        return workspace_bytes(device.capability, history.script_log.cublas_workspace)
     return workspace_bytes(device.capability)
 
 
@@ -95,8 +95,8 @@ def _limits(history: ProcessHistory, run: EmulatedRun, device: Device, trace: Tr
 
 
 def _notes(history: ProcessHistory, run: EmulatedRun) -> Iterator[str]:
-    course: Course | None = history.course
-    assert course is not None
+    script_log: ScriptLog | None = history.script_log
+    assert script_log is not None
     if len(run.records) > 1:
         yield f"of {len(run.records)} processes on GPUs, rank {history.rank} on GPU {history.device} is shown"
     yield (
@@ -105,7 +105,7 @@ def _notes(history: ProcessHistory, run: EmulatedRun) -> Iterator[str]:
         "before another block is allocated, or held by cuBLAS; temporaries are the rest"
     )
     yield "in the backward pass, blocks have no module, but for gradients"
-    for missing in course.missing:
+    for missing in script_log.missing:
         yield f"not recorded: {missing}"
 
 

@@ -36,7 +36,7 @@ class RankTrace(Struct, frozen=True):
     limits: MemoryLimits
 
 
-class Fit(Struct, frozen=True):
+class CommandFit(Struct, frozen=True):
     """The fitted programs of all ranks of a command."""
 
     ranks: tuple[RankTrace, ...]
@@ -54,7 +54,7 @@ class Fit(Struct, frozen=True):
         return any(isinstance(event, AffineAlloc) and event.bytes_per_sample for event in events)
 
 
-def fit_runs(runs: Mapping[int, EmulatedRun], near: int, device: Device) -> Fit | str:
+def fit_runs(runs: Mapping[int, EmulatedRun], near: int, device: Device) -> CommandFit | str:
     """Fit two recorded runs to one program per rank, and return the fit or a reason.
 
     The fit is most accurate at the batch size `near`. Of two histories that align, the history nearest to
@@ -67,7 +67,7 @@ def fit_runs(runs: Mapping[int, EmulatedRun], near: int, device: Device) -> Fit 
         for low in sorted(runs, key=lambda batch: (-abs(batch - high), batch)):
             for depth in _SCRATCH_DEPTHS if low != high else ():
                 fit = _fit_pair(low, runs[low], high, runs[high], device, depth)
-                if isinstance(fit, Fit):
+                if isinstance(fit, CommandFit):
                     return fit
                 reason = fit if depth == 0 else reason
     return reason
@@ -75,7 +75,7 @@ def fit_runs(runs: Mapping[int, EmulatedRun], near: int, device: Device) -> Fit 
 
 def _fit_pair(
     low: int, lower: EmulatedRun, high: int, higher: EmulatedRun, device: Device, scratch_depth: int
-) -> Fit | str:
+) -> CommandFit | str:
     if [_key(one) for one in lower.histories] != [_key(one) for one in higher.histories]:
         return f"other processes use the GPUs at batch {low} than at batch {high}"
     steps = _common_steps(lower, higher)
@@ -92,7 +92,7 @@ def _fit_pair(
         except NotAffineError as error:
             return str(error)
         ranks.append(RankTrace(program, limits))
-    return Fit(tuple(ranks), (low, high))
+    return CommandFit(tuple(ranks), (low, high))
 
 
 def _key(history: ProcessHistory) -> tuple[int, int]:

@@ -62,7 +62,7 @@ def find_largest_batch(
     """
     if not any(PLACEHOLDER in word for word in command):
         raise UsageError(
-            f"the command has no {PLACEHOLDER}: write it where the batch size stands, such as "
+            f"the command has no {PLACEHOLDER}: write it in place of the batch size, such as "
             f"`-- python train.py --batch-size {PLACEHOLDER}`; a step or model of a file is planned with "
             "--model train.py:NAME"
         )

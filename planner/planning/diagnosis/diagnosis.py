@@ -82,7 +82,7 @@ class Diagnosis(Struct, frozen=True):
 
 
 _EVALUATES = {"eval", "evaluate", "evaluation", "validation"}
-# Words that name an evaluation if nothing but words of its loop stands beside them: a model's forward pass
+# Words that name an evaluation if only words of its loop are near them: a model's forward pass
 # may have functions such as `predict_masks`, and any code may validate its arguments.
 _MAY_EVALUATE = {
     "val",

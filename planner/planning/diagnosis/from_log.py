@@ -228,17 +228,17 @@ def _help(message: Message, requested: int) -> tuple[Help, ...]:
 
 
 def _live(message: Message, allocated: int | None, reserved: int | None) -> tuple[Held, ...]:
-    own, unused, beside_torch = message.own_bytes, None, None
+    own, unused, outside_torch = message.own_bytes, None, None
     if reserved is not None and allocated is not None:
         unused = reserved - allocated
     if reserved is not None and own is not None:
-        beside_torch = own - reserved
+        outside_torch = own - reserved
     outside = (message.outside_bytes or 0) - message.other_bytes
     found = [
         ("tensors and workspaces of PyTorch", allocated),
         ("reserved by PyTorch and unused", unused),
         ("private pools of CUDA graphs, counted among tensors", message.figure("pools")),
-        ("this process outside of PyTorch: CUDA context, libraries", beside_torch),
+        ("this process outside of PyTorch: CUDA context, libraries", outside_torch),
         ("allocations of Metal outside of PyTorch's pools", message.figure("metal")),
         ("other processes", message.other_bytes),
         (

@@ -86,7 +86,7 @@ class Row(Struct, frozen=True):
     size_bytes: int | None
     reason: str | None  # why there is no figure
     yardstick_bytes: float | None  # the figure to compare with
-    fits: Outcome | None  # the outcome on the card; None if there is no card or no figure
+    fits: Outcome | None  # the outcome on the GPU; None if there is no GPU or no figure
 
     @property
     def error(self) -> float | None:
@@ -156,8 +156,9 @@ def find_measured(
     if peak is None:
         return None
     reserved = (one for one in archive.look_up(model, batch, RESERVED) if one.source == peak.source)
-    beside = next((one.quantity.size_bytes for one in reserved), None)
-    return Measured(peak.quantity.size_bytes, beside, tuple(map(measure, peak.residents)), peak.source)
+    reserved_bytes = next((one.quantity.size_bytes for one in reserved), None)
+    residents = tuple(map(measure, peak.residents))
+    return Measured(peak.quantity.size_bytes, reserved_bytes, residents, peak.source)
 
 
 def measured_by_run(run: Observation) -> Measured | None:

@@ -137,7 +137,7 @@ def _read_file(path: Path) -> Archive:
     figures: dict[tuple[str, int, str, str], Figure] = {}
     for place, row in zip(entry.mapping()["figures"].items(), file.figures, strict=True):
         if ESTIMATE in row.points:
-            raise place.broken("estimates stand under the key estimates")
+            raise place.broken("estimates belong under the key estimates")
         points = row.points | ({ESTIMATE: row.estimates} if row.estimates else {})
         if not points:
             raise place.broken("missing points or estimates")
@@ -147,7 +147,7 @@ def _read_file(path: Path) -> Archive:
                     raise place.broken(f"unknown kind {kind}; known are {', '.join(KINDS)}")
                 key = (row.model, row.batch, point, kind)
                 if key in figures:
-                    raise place.broken(f"{kind} at {point} stands in this file twice")
+                    raise place.broken(f"{kind} at {point} occurs twice in this file")
                 quantity = _quantity(place, size, file.units)
                 figures[key] = Figure(*key, quantity, file.source, row.note, row.kept)
     return Archive(tuple(figures.values()), file.results)

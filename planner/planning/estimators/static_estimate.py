@@ -100,7 +100,7 @@ def formula_plan(job: Job, budget: Budget, counts: AffineCounts, seconds: float)
     """
     left = budget.limits.allocator_limit_bytes
     if left is None:
-        raise ValueError("without a card or a cap no batch is the largest")
+        raise ValueError("without a GPU or a cap no batch is the largest")
     moments = moments_of(job)
     largest = largest_batch(
         lambda batch: formula_total_bytes(job, usage(counts.at(batch), moments)),

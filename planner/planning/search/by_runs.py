@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from planner.allocator import MemoryLimits
 from planner.errors import ModelError
 from planner.planning.search.boundary import Search, largest, largest_near, search_of
-from planner.planning.search.replays import TargetReplays, outcome_in_rooms
+from planner.planning.search.replays import TargetReplays, outcome_under_limits
 from planner.program import (
     FIT_BATCHES,
     Alloc,
@@ -66,13 +66,13 @@ def note_on_runs(search: Search, is_compiled: bool) -> str:
     return f"{traced}; from {_ALIGNED_ALONE} on multiples of {_ALIGNED} alone were tried"
 
 
-def search_by_runs(replays: TargetReplays, rooms: Sequence[MemoryLimits]) -> Search:
-    """Find the largest batch sizes that fit all limits `rooms`, with and without retries.
+def search_by_runs(replays: TargetReplays, all_limits: Sequence[MemoryLimits]) -> Search:
+    """Find the largest batch sizes that fit all memory limits, with and without retries.
 
     The answers and the batch sizes after them were captured; compiled batch sizes after an answer may be
     ruled out by other traces. Raises the errors of a capture.
     """
-    return _RunSearch(replays, rooms).find()
+    return _RunSearch(replays, all_limits).find()
 
 
 @dataclass(slots=True)
@@ -80,7 +80,7 @@ class _RunSearch:
     """A search for the largest batch sizes, with its captured traces and guessed outcomes."""
 
     replays: TargetReplays
-    rooms: Sequence[MemoryLimits]
+    all_limits: Sequence[MemoryLimits]
     _traces: dict[int, Trace] = field(default_factory=dict)
     _outcomes: dict[int, Outcome] = field(default_factory=dict)  # of captured batch sizes
     _programs: dict[tuple[int, ...], Program | None] = field(default_factory=dict)  # by batch sizes
@@ -93,7 +93,7 @@ class _RunSearch:
         The guesses come from fitted traces.
         """
         limit = self.replays.limit
-        if self.rooms[0].allocator_limit_bytes is None:
+        if self.all_limits[0].allocator_limit_bytes is None:
             return self._by_runs(Search(limit, limit, None, ()))
         self._run(min(first_run(self.replays.is_compiled), limit))
         if not self.replays.is_compiled and limit >= FIT_BATCHES[1]:
@@ -118,7 +118,7 @@ class _RunSearch:
 
         The trace serves guesses at other batch sizes.
         """
-        self._outcomes[batch] = self.replays.outcome_in_rooms(batch, self.rooms)
+        self._outcomes[batch] = self.replays.outcome_under_limits(batch, self.all_limits)
         if self.replays.is_refused(batch):
             return
         trace = self.replays.trace(batch)
@@ -184,8 +184,9 @@ class _RunSearch:
             search = largest_near(outcome, guesses, limit // unit)
         if len(self._traces) == 1:  # the guess from one trace is rough
             return Search(search.largest * unit, search.comfortable * unit, None, ())
-        comfortable = self._beside(search.comfortable * unit, limit, (Outcome.FITS,))
-        best = self._beside(search.largest * unit, limit, (Outcome.FITS, Outcome.FITS_WITH_RETRIES))
+        comfortable = self._largest_within_unit(search.comfortable * unit, limit, (Outcome.FITS,))
+        fitting = (Outcome.FITS, Outcome.FITS_WITH_RETRIES)
+        best = self._largest_within_unit(search.largest * unit, limit, fitting)
         return Search(max(comfortable, best), comfortable, None, ())
 
     @property
@@ -196,7 +197,7 @@ class _RunSearch:
     def _is_large(self, batch: int) -> bool:
         return self.replays.is_compiled and batch >= _ALIGNED_ALONE
 
-    def _beside(self, batch: int, limit: int, outcomes: tuple[Outcome, ...]) -> int:
+    def _largest_within_unit(self, batch: int, limit: int, outcomes: tuple[Outcome, ...]) -> int:
         """Return the largest batch size below the next multiple of `_unit` with an outcome in `outcomes`.
 
         Outcomes of batch sizes that were not captured are guessed. `batch`, a multiple of `_unit`, is
@@ -209,7 +210,7 @@ class _RunSearch:
 
     def _by_runs(self, near: Search) -> Search:
         """Search by captures alone, starting near the answers of an earlier search."""
-        outcome = partial(self.replays.outcome_in_rooms, rooms=self.rooms)
+        outcome = partial(self.replays.outcome_under_limits, all_limits=self.all_limits)
         search = largest_near(outcome, (near.comfortable, near.largest), self.replays.limit)
         return replace(search, probes=tuple({**self._outcomes, **dict(search.probes)}.items()))
 
@@ -246,7 +247,7 @@ class _RunSearch:
         key = id(program), batch
         if key not in self._guesses:
             trace = _with_workspaces(program.instantiate(batch), self._traces[near])
-            self._guesses[key] = outcome_in_rooms(trace, self.rooms)
+            self._guesses[key] = outcome_under_limits(trace, self.all_limits)
         return self._guesses[key]
 
     def _alike(self, batch: int) -> list[int]:

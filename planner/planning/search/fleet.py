@@ -94,7 +94,7 @@ def fit_devices(
     fits. The results are sorted by the GPU's kind and usable memory, not in the order of `budgets`. The
     largest batch sizes are multiples of `multiple_of`. Raises the errors of a capture.
     """
-    cards = sorted(budgets, key=lambda budget: (_kind(budget), budget.device.usable.value))
+    ordered = sorted(budgets, key=lambda budget: (_kind(budget), budget.device.usable.value))
     cache, limit, is_compiled = (
         ReplayCache(programs),
         max_useful_batch(job),
@@ -102,10 +102,10 @@ def fit_devices(
     )
     by_kind = {
         _kind(budget): TargetReplays(cache, target, programs.bound(target), limit, is_compiled)
-        for budget in cards
+        for budget in ordered
         for target in [budget.device.target]
     }
-    return tuple(_fit(job, by_kind[_kind(budget)], budget, batch, multiple_of) for budget in cards)
+    return tuple(_fit(job, by_kind[_kind(budget)], budget, batch, multiple_of) for budget in ordered)
 
 
 def _kind(budget: Budget) -> tuple[tuple[int, int], int]:

@@ -25,7 +25,7 @@ from planner.planning.search.boundary import (
     largest_by_extrapolation,
     search_of,
 )
-from planner.planning.search.replays import outcome_in_rooms
+from planner.planning.search.replays import outcome_under_limits
 from planner.program import Outcome, Trace, TraceSource
 
 ALIGNED = 8  # values of 16 bits that 16 bytes hold
@@ -291,10 +291,11 @@ class _Runs:
             estimate = self.estimate(size)
             assert estimate is not None
             return estimate.outcome
-        room = max_reserved_bytes(budget.limits)
-        if room and is_limit_independent(budget.limits) and self._reserved.get(size, room + 1) <= room:
+        limit_bytes = max_reserved_bytes(budget.limits)
+        peak_bytes = self._reserved.get(size) if is_limit_independent(budget.limits) else None
+        if limit_bytes and peak_bytes is not None and peak_bytes <= limit_bytes:
             return Outcome.FITS
-        return outcome_in_rooms(trace, budget.rooms)
+        return outcome_under_limits(trace, budget.all_limits)
 
     def _trace(self, size: Size) -> tuple[Job, Trace, Budget]:
         if size not in self._traces:

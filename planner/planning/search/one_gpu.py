@@ -38,12 +38,12 @@ def search_judged(
     alone fit. The search is repeated with the margins of its answer until they stay the same, or
     `_MOST_JUDGED` searches were made. Raises the errors of a capture.
     """
-    top = replays.top(budget.rooms[0])
+    top = replays.top(budget.all_limits[0])
     if FIT_BATCHES[0] < top < replays.limit:
         with suppress(ModelError):
             budget = judge_budget(budget, job, replays.trace(top))
     for number in range(_MOST_JUDGED):
-        search = search_device(replays, budget.rooms, multiple_of)
+        search = search_device(replays, budget.all_limits, multiple_of)
         judged = judge_budget(budget, job, replays.trace(search.largest)) if search.largest else budget
         if judged is budget or number == _MOST_JUDGED - 1:
             break
@@ -51,36 +51,38 @@ def search_judged(
     return search, budget
 
 
-def search_device(replays: TargetReplays, rooms: tuple[MemoryLimits, ...], multiple_of: int = 1) -> Search:
+def search_device(
+    replays: TargetReplays, all_limits: tuple[MemoryLimits, ...], multiple_of: int = 1
+) -> Search:
     """Return the largest batch sizes that fit on a GPU, with and without retries.
 
-    Both are multiples of `multiple_of`. The search uses the smallest memory limit, the first of `rooms`; a
-    batch size that needs retries under that limit must fit under the other limits too. Batch sizes that the
+    Both are multiples of `multiple_of`. The search uses the smallest memory limit, the first of `all_limits`;
+    a batch size that needs retries under that limit must fit under the other limits too. Batch sizes that the
     model refuses as too small are left out of the probes. Raises the errors of a capture.
     """
-    search = replace(_search(replays, rooms, multiple_of), least=replays.least)
+    search = replace(_search(replays, all_limits, multiple_of), least=replays.least)
     if not replays.too_small:
         return search
     probes = {size: own for size, own in search.probes if size not in replays.too_small}
     if not search.largest:
-        probes[search.least] = replays.outcome_in_rooms(search.least, rooms)
+        probes[search.least] = replays.outcome_under_limits(search.least, all_limits)
     failures = (size for size, own in probes.items() if own is Outcome.DOES_NOT_FIT)
     return replace(search, first_failure=min(failures, default=None), probes=tuple(probes.items()))
 
 
-def _search(replays: TargetReplays, rooms: tuple[MemoryLimits, ...], multiple_of: int) -> Search:
-    outcome = partial(replays.outcome_in_rooms, rooms=rooms)
+def _search(replays: TargetReplays, all_limits: tuple[MemoryLimits, ...], multiple_of: int) -> Search:
+    outcome = partial(replays.outcome_under_limits, all_limits=all_limits)
     if replays.bound is None:
-        search = search_by_runs(replays, rooms)
+        search = search_by_runs(replays, all_limits)
         return search if multiple_of == 1 else round_down(search, multiple_of, outcome)
-    limits = rooms[0]
+    limits = all_limits[0]
     best = _largest(replays, limits)
     comfortable = replays.largest_without_retries(best, limits)
     probes = replays.probes[limits]
     if comfortable:
         probes[comfortable] = Outcome.FITS
     floor = _largest_probed(probes, outcome, comfortable)
-    best = _largest_in_rooms(outcome, floor, best)
+    best = _largest_under_limits(outcome, floor, best)
     sizes = replays.batch_sizes
     rows = [(size, outcome(size) if size > floor else own) for size, own in [*probes.items()]]
     results = {sizes.floor(size): own for size, own in rows}
@@ -110,7 +112,7 @@ def _largest_probed(
     return next((size for size in descending if outcome(size) is not Outcome.DOES_NOT_FIT), comfortable)
 
 
-def _largest_in_rooms(outcome: Callable[[int], Outcome], floor: int, top: int) -> int:
+def _largest_under_limits(outcome: Callable[[int], Outcome], floor: int, top: int) -> int:
     """Return the largest batch size found to fit under all memory limits.
 
     Batch sizes from `floor` to `top` are searched. `floor` itself is known to fit. Batch sizes that fit

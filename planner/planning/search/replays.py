@@ -14,8 +14,8 @@ from planner.allocator import (
     Replay,
     is_limit_independent,
     max_reserved_bytes,
-    replay_in_rooms,
     replay_trace,
+    replay_under_limits,
 )
 from planner.errors import ModelError
 from planner.hardware import Budget
@@ -68,17 +68,17 @@ class ReplayCache:
 
         The limits must be limit-independent: only a refused request may depend on the amount of memory.
         """
-        number, room = self._number(batch, target), max_reserved_bytes(limits)
-        if room is None:
+        number, limit_bytes = self._number(batch, target), max_reserved_bytes(limits)
+        if limit_bytes is None:
             return True
-        if number not in self._peaks and self._floors.get(number, 0) < room:
+        if number not in self._peaks and self._floors.get(number, 0) < limit_bytes:
             try:
                 run = replay_trace(self.trace(batch, target), limits, _stop_at_retry)
             except _RetryError:
-                self._floors[number] = room
+                self._floors[number] = limit_bytes
             else:
                 self._note(number, limits, run)
-        return self._peaks.get(number, room + 1) <= room
+        return self._peaks.get(number, limit_bytes + 1) <= limit_bytes
 
     def peak_without_limits(self, batch: int, target: Target, limits: MemoryLimits) -> int:
         """Return the reserved peak of a batch size in unlimited memory.
@@ -121,13 +121,13 @@ class ReplayCache:
         return number
 
 
-def outcome_in_rooms(trace: Trace, rooms: Sequence[MemoryLimits]) -> Outcome:
+def outcome_under_limits(trace: Trace, all_limits: Sequence[MemoryLimits]) -> Outcome:
     """Return a trace's outcome under the smallest limit, or DOES_NOT_FIT if it fails under another.
 
-    The first of `rooms` is the smallest limit.
+    The first of `all_limits` is the smallest limit.
     """
     replay = partial(replay_trace, trace)
-    return _also_in(rooms[1:], replay(rooms[0]).outcome, replay)
+    return _also_in(all_limits[1:], replay(all_limits[0]).outcome, replay)
 
 
 def _also_in(
@@ -140,7 +140,7 @@ def _also_in(
     """
     if outcome is not Outcome.FITS_WITH_RETRIES:
         return outcome
-    runs = replay_in_rooms(larger, replay)
+    runs = replay_under_limits(larger, replay)
     fits = all(run.outcome is not Outcome.DOES_NOT_FIT for _, run in runs)
     return outcome if fits else Outcome.DOES_NOT_FIT
 
@@ -217,10 +217,10 @@ class TargetReplays:
 
     def top(self, limits: MemoryLimits) -> int:
         """Return the largest batch size that the lower bound does not rule out. It is at most `limit`."""
-        room = max_reserved_bytes(limits)
-        if room is None or self.bound is None:
+        limit_bytes = max_reserved_bytes(limits)
+        if limit_bytes is None or self.bound is None:
             return self.limit
-        return bisect_right(range(1, self.limit + 1), room, key=self.bound)
+        return bisect_right(range(1, self.limit + 1), limit_bytes, key=self.bound)
 
     def fits(self, limits: MemoryLimits) -> Callable[[int], bool]:
         """Return a function that returns whether a batch size fits within memory limits."""
@@ -251,12 +251,12 @@ class TargetReplays:
                 probes[batch] = Outcome.DOES_NOT_FIT
         return probes[batch]
 
-    def outcome_in_rooms(self, batch: int, rooms: Sequence[MemoryLimits]) -> Outcome:
-        """Return a batch size's outcome under `rooms[0]`, or DOES_NOT_FIT if it fails under another limit.
+    def outcome_under_limits(self, batch: int, all_limits: Sequence[MemoryLimits]) -> Outcome:
+        """Return a batch size's outcome under the smallest limit, or DOES_NOT_FIT if it fails under another.
 
-        `rooms[0]` is the smallest limit.
+        `all_limits[0]` is the smallest limit.
         """
-        return _also_in(rooms[1:], self.outcome(batch, rooms[0]), partial(self.run, batch))
+        return _also_in(all_limits[1:], self.outcome(batch, all_limits[0]), partial(self.run, batch))
 
     def _fits_without_retries(self, batch: int, limits: MemoryLimits) -> bool:
         probes = self.probes.setdefault(limits, {})
@@ -271,8 +271,8 @@ class TargetReplays:
         return fits
 
     def _exceeds_bound(self, batch: int, limits: MemoryLimits) -> bool:
-        room = max_reserved_bytes(limits)
-        return room is not None and self.bound is not None and self.bound(batch) > room
+        limit_bytes = max_reserved_bytes(limits)
+        return limit_bytes is not None and self.bound is not None and self.bound(batch) > limit_bytes
 
     def _check_small(self, batch: int) -> None:
         """Capture a batch size if it is smaller than all FIT_BATCHES.
@@ -298,8 +298,10 @@ class TargetReplays:
         """
         if not is_limit_independent(limits):
             return None
-        room, peak_bytes = max_reserved_bytes(limits), self.replays.known_peak(batch, self.target)
-        return None if peak_bytes is None or (room is not None and peak_bytes > room) else peak_bytes
+        limit_bytes, peak_bytes = max_reserved_bytes(limits), self.replays.known_peak(batch, self.target)
+        if peak_bytes is None or (limit_bytes is not None and peak_bytes > limit_bytes):
+            return None
+        return peak_bytes
 
     def peak_reserved_bytes(self, batch: int, limits: MemoryLimits) -> int:
         """Return the reserved peak of a batch size under `limits`.
@@ -319,7 +321,7 @@ class TargetReplays:
         The outcome holds at the budget's confidence. The returned limits are the likeliest limits, or
         unlimited memory if the batch does not fit under the likeliest limits either.
         """
-        limits, outcome = budget.likely_limits, self.outcome_in_rooms(batch, budget.rooms)
+        limits, outcome = budget.likely_limits, self.outcome_under_limits(batch, budget.all_limits)
         is_failing = outcome is Outcome.DOES_NOT_FIT and self.outcome(batch, limits) is outcome
         return outcome, unlimited(limits) if is_failing else limits
 
@@ -328,14 +330,14 @@ class TargetReplays:
 
         `largest` fits, with or without retries. Neighbours above the answer are probed if they could fit.
         """
-        fits, room = self.fits_without_retries(limits), max_reserved_bytes(limits)
+        fits, limit_bytes = self.fits_without_retries(limits), max_reserved_bytes(limits)
         if not largest or fits(largest):
             return largest
-        if room is None or not is_limit_independent(limits):
+        if limit_bytes is None or not is_limit_independent(limits):
             best = boundary_from_guess(fits, largest, largest)
         else:
             shared = 2 ** (largest.bit_length() - 1)  # searches for GPUs of similar memory use it as well
-            guess = room * shared // self.peak_without_limits(shared, limits)
+            guess = limit_bytes * shared // self.peak_without_limits(shared, limits)
             best = boundary_from_guess(fits, guess, largest)
             if self._needs_rise_evenly(best, largest, limits):
                 return best

@@ -143,7 +143,7 @@ def _devices(item: Entry) -> tuple[Device, ...]:
 def _refuse_twice(entry: Entry, names: list[str]) -> None:
     for index, name in enumerate(names):
         if name in names[:index]:
-            raise entry.broken(f"{name!r} stands here twice; remove one, or give a name of its own")
+            raise entry.broken(f"{name!r} occurs twice here; remove one, or give a name of its own")
 
 
 class Cell(msgspec.Struct, frozen=True):

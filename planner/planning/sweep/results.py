@@ -79,7 +79,7 @@ class ResultStore(Struct, frozen=True):
             stored = msgspec.json.decode(read_bytes(path, LARGEST_FILE_BYTES), type=_ResultFile)
         except (OSError, ValueError, RecursionError) as error:
             problem = " ".join(str(error).split())[:200]
-            self.warn(f"{path}: broken result: {problem}; its cells are computed anew")
+            self.warn(f"{path}: broken result: {problem}; its cells are computed again")
             return TaskResult()
         return TaskResult(stored.cells, stored.notes, stored.unknown_ops)
 

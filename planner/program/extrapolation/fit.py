@@ -88,11 +88,11 @@ def polynomial_through(values: Sequence[int], batches: Sequence[int]) -> Affine 
     return Quadratic(a - (slope + square * low) * low, slope, square)
 
 
-Fit = Callable[[int, int, int, int], Affine]
+FitSize = Callable[[int, int, int, int], Affine]
 
 
 def fit_events(
-    first: Trace, ones: Sequence[Event], second: Trace, others: Sequence[Event], fit: Fit = affine_through
+    first: Trace, ones: Sequence[Event], second: Trace, others: Sequence[Event], fit: FitSize = affine_through
 ) -> list[ProgramEvent]:
     """Fit affine sizes to the events of two traces, paired in order. Raises NotAffineError."""
     events: list[ProgramEvent] = []
@@ -135,7 +135,7 @@ def _any_size(a: int, b: int, low: int, high: int) -> Affine:
     return Affine(0, 0)
 
 
-def _fit_alloc(a: Alloc, b: Alloc, first: Trace, second: Trace, fit: Fit) -> AffineAlloc:
+def _fit_alloc(a: Alloc, b: Alloc, first: Trace, second: Trace, fit: FitSize) -> AffineAlloc:
     try:
         size = fit(a.size_bytes, b.size_bytes, first.batch, second.batch)
         if size.slope < 0 or size.fixed + size.slope < 0:
@@ -192,7 +192,7 @@ Slot = Sequence[Alloc | Free]  # events that allocate or free workspaces between
 
 
 def fit_traces(
-    first: Trace, second: Trace, workspace_fit: Fit = affine_through, tensor_fit: Fit = affine_through
+    first: Trace, second: Trace, workspace_fit: FitSize = affine_through, tensor_fit: FitSize = affine_through
 ) -> Program:
     """Fit a program without kernel calls to two traces.
 
@@ -347,7 +347,7 @@ def _groups(ours: Sequence[Slot], theirs: Sequence[Slot]) -> Iterator[tuple[int,
 
 
 def _fit_slots(
-    ours: Sequence[Slot], theirs: Sequence[Slot], first: Trace, second: Trace, fit: Fit
+    ours: Sequence[Slot], theirs: Sequence[Slot], first: Trace, second: Trace, fit: FitSize
 ) -> list[list[ProgramEvent]] | None:
     """Fit the sizes of the workspaces of two traces, or return None if no fit exists.
 

@@ -35,7 +35,7 @@ def record_document(source: Path, recorded: Sequence[RecordedHistory], written: 
 
 
 def _entries(history: History, check: HistoryCheck) -> Iterator[Block]:
-    yield Entry("Card", history.gpu)
+    yield Entry("GPU", history.gpu)
     yield Entry("torch", history.torch)
     yield Entry("Options", history.alloc_conf or "none")
     in_use, reserved = _start_bytes(history)

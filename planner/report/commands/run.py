@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from planner.emulator import EmulatedRun, GpuRecord, OutOfMemory, Peaks, SharedCard
+from planner.emulator import EmulatedRun, GpuPeaks, GpuRecord, OutOfMemory, SharedGpu
 from planner.planning import DisplayLimits
 from planner.planning.command import CommandPlan, ExplainedRun
 from planner.program import LARGEST_BATCH, Outcome
@@ -75,7 +75,7 @@ def _failure_entries(failure: OutOfMemory | None) -> tuple[Entry, ...]:
         f"module {failure.module}" if failure.module else "",
         failure.line,
         f"no room for {mib_text(failure.requested_bytes)} MiB",
-        *(f"beside {mib_text(one.process_bytes)} MiB of rank {one.rank}" for one in failure.others),
+        *(f"next to {mib_text(one.process_bytes)} MiB of rank {one.rank}" for one in failure.others),
     ]
     return (Entry("Fails", ", ".join(part for part in parts if part)),)
 
@@ -93,7 +93,7 @@ def versions_text(record: GpuRecord) -> str:
     return ", ".join(f"{name} {version}" for name, version in record.versions)
 
 
-def _table(title: str, rows: Iterable[tuple[str, Peaks]]) -> Table:
+def _table(title: str, rows: Iterable[tuple[str, GpuPeaks]]) -> Table:
     sizes = ((name, (one.allocated_bytes, one.reserved_bytes, one.process_bytes)) for name, one in rows)
     return figures_table(title, ("allocated", "reserved", "nvidia-smi MiB"), sizes)
 
@@ -104,23 +104,23 @@ def _peaks(run: EmulatedRun) -> list[Block]:
     A line follows for each GPU that processes share.
     """
     several = len(run.records) > 1
-    names = [f"rank {one.rank}, GPU {one.card}" if several else "whole run" for one in run.records]
+    names = [f"rank {one.rank}, GPU {one.gpu_index}" if several else "whole run" for one in run.records]
     table = _table("Peak", [(name, record.peak) for name, record in zip(names, run.records, strict=True)])
     shared = (
-        f"{_named(one.ranks)} share GPU {one.card}: {mib_text(one.process_bytes)} MiB at the same time"
+        f"{_named(one.ranks)} share GPU {one.index}: {mib_text(one.process_bytes)} MiB at the same time"
         f"{_strays(run, one)}"
-        for one in run.shared_cards
+        for one in run.shared_gpus
     )
     return [table, *map(Paragraph, shared)]
 
 
-def _strays(run: EmulatedRun, shared: SharedCard) -> str:
+def _strays(run: EmulatedRun, shared: SharedGpu) -> str:
     """Return a hint on processes that use both a shared GPU and another GPU.
 
     Returns "" if none or all of the shared GPU's processes do so.
     """
-    elsewhere = {(one.rank, one.pid) for one in run.records if one.card != shared.card}
-    here = (one for one in run.records if one.card == shared.card)
+    elsewhere = {(one.rank, one.pid) for one in run.records if one.gpu_index != shared.index}
+    here = (one for one in run.records if one.gpu_index == shared.index)
     strays = [one for one in here if (one.rank, one.pid) in elsewhere]
     if not strays or len(strays) == len(shared.ranks):
         return ""
@@ -260,8 +260,8 @@ def run_to_json(run: EmulatedRun, explained: ExplainedRun | None = None) -> dict
         "crash": run.crash or None,
         "ranks": [_rank_to_json(record) for record in run.records],
         "shared_gpus": [
-            {"gpu": one.card, "ranks": list(one.ranks), "process_mib": mib(one.process_bytes)}
-            for one in run.shared_cards
+            {"gpu": one.index, "ranks": list(one.ranks), "process_mib": mib(one.process_bytes)}
+            for one in run.shared_gpus
         ],
         "versions": dict(largest.versions),
         "assumptions": [*run.assumptions, *notes],
@@ -270,7 +270,7 @@ def run_to_json(run: EmulatedRun, explained: ExplainedRun | None = None) -> dict
     }
 
 
-def _peaks_to_json(peaks: Peaks) -> dict[str, float]:
+def _peaks_to_json(peaks: GpuPeaks) -> dict[str, float]:
     allocated, reserved = mib(peaks.allocated_bytes), mib(peaks.reserved_bytes)
     process = mib(peaks.process_bytes)
     return {"peak_allocated_mib": allocated, "peak_reserved_mib": reserved, "process_mib": process}
@@ -283,7 +283,7 @@ def _steps_to_json(record: GpuRecord) -> list[dict[str, Any]]:
 def _rank_to_json(record: GpuRecord) -> dict[str, Any]:
     return {
         "rank": record.rank,
-        "gpu": record.card,
+        "gpu": record.gpu_index,
         **_peaks_to_json(record.peak),
         "retries": record.retries,
         **attributes(record, "pinned_mib", "first_line", "step_count", "merged_from"),
@@ -296,7 +296,7 @@ def _rank_to_json(record: GpuRecord) -> dict[str, Any]:
     }
 
 
-def _optional_peaks_to_json(peaks: Peaks | None) -> dict[str, float] | None:
+def _optional_peaks_to_json(peaks: GpuPeaks | None) -> dict[str, float] | None:
     return None if peaks is None else _peaks_to_json(peaks)
 
 

@@ -22,16 +22,16 @@ def serving_document(plan: ServingPlan, seconds: float) -> Document:
 
 
 def _headline(plan: ServingPlan) -> Headline:
-    beside = "" if plan.draft is None else f" with {plan.draft.name} beside it"
+    with_draft = "" if plan.draft is None else f" with the draft model {plan.draft.name}"
     if not plan.starts:
         lacking = plan.requested_bytes + plan.device.context.value - plan.device.usable.value
         text = f"The server does not start: {mib(lacking, 1):,.1f} MiB of its share are not free"
         return Headline((text, Entry("Mend", "a smaller --gpu-memory-utilization")), "bad")
     if plan.cache_bytes <= 0:
         missing = f"{mib(-plan.cache_bytes, 1):,.1f} MiB are missing"
-        return Headline((f"{plan.model.name}{beside} does not fit: {missing} before any cache",), "bad")
+        return Headline((f"{plan.model.name}{with_draft} does not fit: {missing} before any cache",), "bad")
     if not plan.sequences:
-        text = f"Not one sequence of {plan.length:,} tokens fits beside {plan.model.name}{beside}"
+        text = f"Not one sequence of {plan.length:,} tokens fits with {plan.model.name}{with_draft}"
         entry = Entry("Longest sequence", f"{plan.tokens:,} tokens")
         return Headline((text, entry), "bad")
     has_keys = bool(plan.model.layers)
@@ -42,7 +42,7 @@ def _headline(plan: ServingPlan) -> Headline:
         Entry("Sequences", f"{plan.sequences:,} of {length} at once"),
         Entry("Cache", cache),
         Entry("Static cache", f"{plan.static_sequences:,} sequences, if each had its whole length reserved"),
-        Entry("Model", f"{plan.model.name}{beside}"),
+        Entry("Model", f"{plan.model.name}{with_draft}"),
     ]
     return Headline(lines, "good")
 
@@ -69,7 +69,7 @@ def _assumed(plan: ServingPlan) -> Iterator[str]:
         "adapters and images"
     )
     yield (
-        "the CUDA context lies beside the server's share: vLLM reads the free memory once the context is "
+        "the CUDA context is not part of the server's share: vLLM reads the free memory once the context is "
         "there, and subtracts what is lost from then on (vllm/utils/mem_utils.py); code of kernels and "
         "workspaces of libraries that are loaded later are not counted"
     )
@@ -80,7 +80,7 @@ def _assumed(plan: ServingPlan) -> Iterator[str]:
             f"{groups.sliding} keep {groups.window:,} tokens (vllm/v1/core/kv_cache_utils.py)"
         )
         if plan.draft is not None:
-            yield "how the draft model's layers join these groups is not modelled; they lie beside them"
+            yield "how the draft model's layers join these groups is not modelled; they are counted apart"
     if plan.draft is not None:
         yield "the draft model has a cache of its own for every token, in the same blocks"
     notes = (*plan.model.notes, *(plan.draft.notes if plan.draft is not None else ()))

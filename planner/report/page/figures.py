@@ -20,7 +20,7 @@ from planner.report.plots.colours import CATEGORY_COLOURS, PART_COLOURS
 
 MOST_POINTS = 2000  # about the most points that a page of this width can separate
 _LETTER = 0.0085  # a letter's share of the figure's width: a phase narrower than its name is not labelled
-_CARD_COLOUR = "#D55E00"
+_GPU_COLOUR = "#D55E00"
 
 Figure = dict[str, Any]  # `data` and `layout`, as Plotly.newPlot takes them
 
@@ -179,22 +179,22 @@ def curve_figure(curve: BatchCurve) -> Figure:
 
     The page's script draws the limits and the marker, and replaces the curves if another GPU is chosen.
     """
-    card = curve.cards[curve.chosen]
-    sure = f"{card.budget.confidence:g}"
+    chosen = curve.curves[curve.chosen]
+    sure = f"{chosen.budget.confidence:g}"
     lines = (
         ("process_upper", f"process, at most ({sure} sure)", "process_upper_bytes", "dot", 1.2),
         ("process", "process, as nvidia-smi shows it", "process_bytes", "solid", 2.6),
         ("reserved", "reserved", "peak_reserved_bytes", "dash", 1.4),
         ("allocated", "allocated", "peak_allocated_bytes", "dashdot", 1.4),
     )
-    x = [point.batch for point in card.points]
+    x = [point.batch for point in chosen.points]
     traces: list[Any] = []
     for key, name, attribute, dash, width in lines:
-        levels = [getattr(point, attribute) for point in card.points]
+        levels = [getattr(point, attribute) for point in chosen.points]
         traces.append(_line(name, x, levels, {"width": width, "dash": dash}, meta={"key": key, "ink": True}))
     limits = (("card", "the GPU's memory", "solid"), ("limit", f"room at confidence {sure}", "dash"))
     for key, name, dash in limits:
-        line = {"color": _CARD_COLOUR, "width": 1.6, "dash": dash}
+        line = {"color": _GPU_COLOUR, "width": 1.6, "dash": dash}
         traces.append(_line(name, [], [], line, meta={"key": key}))
     drawn = {"mode": "markers", "marker": {"size": 11, "line": {"width": 1}}, "hoverinfo": "skip"}
     traces.append(go.Scatter(x=[], y=[], name="this batch", **drawn, meta={"key": "marker"}))

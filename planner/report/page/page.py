@@ -147,10 +147,10 @@ def _choices(curve: BatchCurve) -> list[tuple[str, list[tuple[int, str]]]]:
     Each group is (product line, GPUs), and each GPU is (index in the curve, name).
     """
     groups: dict[str, list[tuple[int, str]]] = {}
-    for number, card in enumerate(curve.cards):
-        device = card.budget.device
+    for number, one in enumerate(curve.curves):
+        device = one.budget.device
         line = "" if device.about is None else device.about.line.value
-        name = "No GPU" if card.max_batch is None else device.name
+        name = "No GPU" if one.max_batch is None else device.name
         groups.setdefault(_GROUPS.get(line, "MIG slices"), []).append((number, name))
     order = [*_GROUPS.values(), "MIG slices"]
     return sorted(groups.items(), key=lambda group: order.index(group[0]))
@@ -185,33 +185,33 @@ def page_data(
         "figures": figures,
         "curve": None
         if curve is None
-        else {"chosen": curve.chosen, "cards": [_card(card) for card in curve.cards]},
+        else {"chosen": curve.chosen, "cards": [_curve_data(one) for one in curve.curves]},
     }
 
 
-def _card(card: DeviceCurve) -> dict[str, Any]:
+def _curve_data(curve: DeviceCurve) -> dict[str, Any]:
     """Return the data of a GPU and its curve for the page's script.
 
     Sizes are in bytes; an unlimited size is None.
     """
-    budget = card.budget
-    room = max_reserved_bytes(budget.limits)
+    budget = curve.budget
+    limit_bytes = max_reserved_bytes(budget.limits)
     return {
         "name": budget.device.name,
-        "about": _about(card),
+        "about": _about(curve),
         "usable": None if is_endless(budget.device.usable) else budget.device.usable.value,
-        "limit": None if room is None else process_bytes(budget, room),
-        "max_batch": card.max_batch,
-        **{key: [getattr(point, name) for point in card.points] for key, name in _COLUMNS.items()},
+        "limit": None if limit_bytes is None else process_bytes(budget, limit_bytes),
+        "max_batch": curve.max_batch,
+        **{key: [getattr(point, name) for point in curve.points] for key, name in _COLUMNS.items()},
     }
 
 
-def _about(card: DeviceCurve) -> str:
+def _about(curve: DeviceCurve) -> str:
     """Return a sentence on a GPU's memory and calibration.
 
     It is a hint to choose a GPU if none is selected.
     """
-    budget, device = card.budget, card.budget.device
+    budget, device = curve.budget, curve.budget.device
     if is_endless(device.usable):
         return "No GPU is selected: choose one above."
     correction = budget.correction

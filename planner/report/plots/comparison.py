@@ -29,16 +29,16 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
 
 def _bars(axes: Axes, comparison: Comparison) -> None:
     """Draw a bar for each estimator, with its size and error on the right."""
-    beside = axes.get_yaxis_transform()
+    along_y = axes.get_yaxis_transform()
     rows = comparison.rows
     for place, row in enumerate(rows):
         axes.barh(place, (row.size_bytes or 0) / GIB, height=0.68, color=_OWN_ROWS.get(row.key, OTHERS))
         size = "refused" if row.size_bytes is None else f"{row.size_bytes / GIB:.2f}"
         error = "" if row.error is None else signed_percent(row.error)
         for x, text in ((_SIZES_END, size), (_ERRORS_END, error)):
-            axes.text(x, place, text, transform=beside, ha="right", va="center", fontsize=11)
+            axes.text(x, place, text, transform=along_y, ha="right", va="center", fontsize=11)
     for x, text in ((_SIZES_END, "GiB"), (_ERRORS_END, "error" if comparison.measured else "vs ours")):
-        axes.text(x, -0.75, text, transform=beside, ha="right", va="center", fontsize=11, color="#555555")
+        axes.text(x, -0.75, text, transform=along_y, ha="right", va="center", fontsize=11, color="#555555")
     axes.set_yticks(range(len(rows)), [NAMES[row.key] for row in rows], fontsize=11)
     axes.set_ylim(len(rows) - 0.5, -0.5)
 

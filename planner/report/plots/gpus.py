@@ -33,20 +33,20 @@ def draw_gpus(table: FleetTable, path: Path) -> None:
     Only a selection is drawn if many GPUs run the job. Raises UsageError if no GPU runs the job,
     DataFileError if the file cannot be written.
     """
-    cards = sorted((fit for fit in table.fits if fit.max_batch), key=_memory)
-    if not cards:
+    fits = sorted((fit for fit in table.fits if fit.max_batch), key=_memory)
+    if not fits:
         raise UsageError("--plot: no GPU runs the job, so there is nothing to draw")
     axes = make_axes(5.2)
-    draw_on(axes, table, named_cards(cards))
+    draw_on(axes, table, named_gpus(fits))
     save_picture(axes, path)
 
 
-def draw_on(axes: Axes, table: FleetTable, cards: list[DeviceFit]) -> None:
+def draw_on(axes: Axes, table: FleetTable, fits: list[DeviceFit]) -> None:
     """Draw the job's memory curve and GPUs, with a title and a legend."""
     batches, sizes = zip(*curve(table), strict=True)
     levels = [size_bytes / GIB for size_bytes in sizes]
     axes.plot(batches, levels, color=OWN, linewidth=2.2, zorder=3, label=CURVE)
-    _cards(axes, cards)
+    _draw_gpus(axes, fits)
     title = f"{table.job.model.name}: {describe_loop(table.job)}, {table.job.loop.precision}"
     title += f"\nlargest batch at confidence {table.confidence:g}"
     label_axes(axes, title, "batch size", "GiB of the process at its peak")
@@ -54,14 +54,14 @@ def draw_on(axes: Axes, table: FleetTable, cards: list[DeviceFit]) -> None:
     _legend(axes)
 
 
-def named_cards(cards: list[DeviceFit]) -> list[DeviceFit]:
+def named_gpus(fits: list[DeviceFit]) -> list[DeviceFit]:
     """Return the GPUs to name in the picture, by ascending memory.
 
     They are all GPUs if they are few, else the smallest, the largest and well-known GPUs in between.
     """
-    if len(cards) <= _MOST_LABELS:
-        return cards
-    whole = [fit for fit in cards if not _is_slice(fit)] or cards
+    if len(fits) <= _MOST_LABELS:
+        return fits
+    whole = [fit for fit in fits if not _is_slice(fit)] or fits
     apart = _LABEL_SHARE / 2 * max(map(_memory, whole))  # names may be moved off their lines a little
     ends = [min(whole, key=lambda fit: (_memory(fit), _renown(fit)))]
     ends.append(min(whole, key=lambda fit: (-_memory(fit), _renown(fit))))
@@ -95,25 +95,25 @@ def _is_slice(fit: DeviceFit) -> bool:
     return about is not None and about.line is ProductLine.SLICE
 
 
-def _cards(axes: Axes, cards: list[DeviceFit]) -> None:
+def _draw_gpus(axes: Axes, fits: list[DeviceFit]) -> None:
     """Draw a line at each GPU's memory, and a dot at its batch.
 
     On the right are the largest batch and the name.
     """
-    top = max(fit.max_batch for fit in cards)
-    heights = [_memory(fit) / GIB for fit in cards]
+    top = max(fit.max_batch for fit in fits)
+    heights = [_memory(fit) / GIB for fit in fits]
     axes.set_ylim(0, 1.06 * max(heights))
     axes.set_xlim(0, 1.03 * top)
-    for fit, height, label in zip(cards, heights, _apart(heights, axes.get_ylim()[1]), strict=True):
+    for fit, height, label in zip(fits, heights, _apart(heights, axes.get_ylim()[1]), strict=True):
         axes.plot([0, 1.03 * top], [height, height], color=LINES, linewidth=0.9, zorder=1)
         axes.plot([fit.batch], [fit.process_bytes / GIB], zorder=4, **_dot(fit))
-        name, right, beside = fit.budget.device.name, axes.get_xlim()[1], axes.get_yaxis_transform()
+        name, right, along_y = fit.budget.device.name, axes.get_xlim()[1], axes.get_yaxis_transform()
         font: dict[str, Any] = {"fontsize": _LABEL_POINTS, "va": "center"}
         number = {**font, "fontweight": "bold", "color": OWN, "ha": "right"}
         at = (_NUMBERS_END, label)
-        number |= {"arrowprops": _LEADER | _LEADER_ENDS, "xytext": at, "textcoords": beside}
+        number |= {"arrowprops": _LEADER | _LEADER_ENDS, "xytext": at, "textcoords": along_y}
         axes.annotate(f"{fit.max_batch:,}", (right, height), **number)
-        axes.text(_NUMBERS_END + 0.015, label, name, transform=beside, color=TEXT, **font)
+        axes.text(_NUMBERS_END + 0.015, label, name, transform=along_y, color=TEXT, **font)
 
 
 def _dot(fit: DeviceFit) -> dict[str, Any]:

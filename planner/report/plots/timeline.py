@@ -80,5 +80,5 @@ def _peak(axes: Axes, explanation: Explanation) -> None:
 def _legend(axes: Axes) -> None:
     """Draw a legend to the right of the axes, with the topmost layer first."""
     handles, labels = axes.get_legend_handles_labels()
-    beside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "frameon": False}
-    axes.legend(handles[::-1], labels[::-1], fontsize=10, labelspacing=0.6, **beside)
+    right_of_axes: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "frameon": False}
+    axes.legend(handles[::-1], labels[::-1], fontsize=10, labelspacing=0.6, **right_of_axes)

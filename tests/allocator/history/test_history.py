@@ -62,7 +62,7 @@ def test_a_history_that_the_simulator_agrees_with_has_no_difference() -> None:
         (
             4,
             ("alloc", BASE + 70 * MIB, 5 * MIB),
-            "event 4 of 7: 5242880 bytes (5.00 MiB) asked for: torch's block lies at 0x7f0004600000, "
+            "event 4 of 7: 5242880 bytes (5.00 MiB) asked for: torch's block is at 0x7f0004600000, "
             "the simulator's at 0x7f0004300000",
         ),
         (
@@ -176,7 +176,7 @@ def test_a_history_is_replayed_by_its_version_of_torch(torch: str, reused: str) 
     assert check_history(replace(history_of(*events), torch=torch)).difference is None
     other = {"2.11.0+cu130": "2.12.0+cu130", "2.12.0+cu130": "2.11.0+cu130"}[torch]
     check = check_history(replace(history_of(*events), torch=other)).difference
-    assert check is not None and "torch's block lies at" in check
+    assert check is not None and "torch's block is at" in check
 
 
 def made_by_simulator(seed: int, alloc_conf: str, limit_bytes: int | None, torch: str = "2.13.0") -> History:

@@ -130,7 +130,7 @@ def test_broken_traces_are_refused(tmp_path: Path, content: bytes) -> None:
     """In one line that says what to do."""
     file = tmp_path / "trace.json"
     file.write_bytes(content)
-    with pytest.raises(DataFileError, match="broken trace of torch.profiler: .*; export it anew"):
+    with pytest.raises(DataFileError, match="broken trace of torch.profiler: .*; export it again"):
         load_profiler_trace(file)
 
 

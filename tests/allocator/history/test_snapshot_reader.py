@@ -235,7 +235,7 @@ def test_a_pickle_is_never_executed(protocol: int, tmp_path: Path) -> None:
     with pytest.raises(DataFileError) as caught:
         load_recording(path, JOB, 8)
     assert str(caught.value) == (
-        f"{path}: broken memory snapshot: it names posix.mkdir, which no snapshot does; dump it anew"
+        f"{path}: broken memory snapshot: it names posix.mkdir, which no snapshot does; dump it again"
     )
     assert not made.exists()
 
@@ -268,7 +268,7 @@ def test_a_broken_snapshot_is_refused(content: object, problem: str, tmp_path: P
     path.write_bytes(pickle.dumps(content))
     with pytest.raises(DataFileError) as caught:
         load_snapshot(path)
-    assert str(caught.value) == f"{path}: broken memory snapshot: {problem}; dump it anew"
+    assert str(caught.value) == f"{path}: broken memory snapshot: {problem}; dump it again"
 
 
 @given(st.integers(0, 10**6), st.integers(0, 255))

@@ -173,7 +173,7 @@ def test_the_browser_can_read_it(tmp_path: Path) -> None:
 
 
 def test_a_run_out_of_memory_ends_with_it() -> None:
-    """The request that fails is an `oom` with its size, and what the card had left."""
+    """The request that fails is an `oom` with its size, and what the GPU had left."""
     (entries,) = make_snapshot(LITERAL, MemoryLimits(capacity_bytes=45 * MIB))["device_traces"]
     released, failed, _ = entries[-3:]
     assert (released["action"], released["size"]) == ("segment_free", 2 * MIB)

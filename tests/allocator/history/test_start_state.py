@@ -77,7 +77,7 @@ def test_a_segment_that_went_was_there_before() -> None:
             ("free_completed", BASE + 512, 512),
             "the block at 0x7f0000000200 was freed and is in use at the end",
         ),
-        (("free_completed", BASE + 8 * MIB, 512), "1 blocks that were there before lie in no segment"),
+        (("free_completed", BASE + 8 * MIB, 512), "1 blocks that were there before are in no segment"),
         (
             ("segment_map", BASE + 2 * MIB, 512),
             "the pages at 0x7f0000200000 were mapped and are not there at the end",
@@ -342,5 +342,5 @@ def test_a_broken_published_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(DataFileError, match="broken published history: segments_at_start: the blocks of"):
         load_published(path)
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(DataFileError, match="broken published history: it is cut short; fetch it anew"):
+    with pytest.raises(DataFileError, match="broken published history: it is cut short; fetch it again"):
         load_published(path)

@@ -5,32 +5,32 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, strategies as st
 
-from planner.api.integrations.batch_choice import Split, check_multiple, split, split_up
+from planner.api.integrations.batch_choice import BatchSplit, check_multiple, split, split_up
 from planner.errors import UsageError
 
 
 @pytest.mark.parametrize(
     ("samples", "most", "multiple", "expected"),
     [
-        (32, 2272, 1, Split(32, 1)),  # all in one
-        (32, 20, 1, Split(16, 2)),
-        (96, 40, 1, Split(32, 3)),
-        (90, 16, 8, Split(8, 11)),  # 88: no split into multiples of 8 has more
-        (1009, 100, 1, Split(84, 12)),  # a prime number: 1,008, one sample less
-        (4096, 30, 1, Split(16, 256)),  # many micro-batches
-        (17, 16, 16, Split(16, 1)),
-        (5, 100, 8, Split(5, 1)),  # smaller than the multiple
+        (32, 2272, 1, BatchSplit(32, 1)),  # all in one
+        (32, 20, 1, BatchSplit(16, 2)),
+        (96, 40, 1, BatchSplit(32, 3)),
+        (90, 16, 8, BatchSplit(8, 11)),  # 88: no split into multiples of 8 has more
+        (1009, 100, 1, BatchSplit(84, 12)),  # a prime number: 1,008, one sample less
+        (4096, 30, 1, BatchSplit(16, 256)),  # many micro-batches
+        (17, 16, 16, BatchSplit(16, 1)),
+        (5, 100, 8, BatchSplit(5, 1)),  # smaller than the multiple
     ],
 )
-def test_split(samples: int, most: int, multiple: int, expected: Split) -> None:
+def test_split(samples: int, most: int, multiple: int, expected: BatchSplit) -> None:
     """The product is the effective batch where a divisor fits well, else the nearest below it."""
     assert split(samples, most, multiple) == expected
 
 
 @pytest.mark.parametrize("divide", [split, split_up])
-def test_several_micro_batches_may_be_smaller_than_the_multiple(divide: Callable[..., Split]) -> None:
+def test_several_micro_batches_may_be_smaller_than_the_multiple(divide: Callable[..., BatchSplit]) -> None:
     """Eight samples in two micro-batches at least have no micro-batch of five."""
-    assert divide(8, 7, 5, 2) == Split(4, 2)
+    assert divide(8, 7, 5, 2) == BatchSplit(4, 2)
 
 
 @given(st.integers(2, 5000), st.integers(1, 600), st.sampled_from([1, 4, 8]))

@@ -305,7 +305,7 @@ def test_schedules_are_made_for_the_new_batch_size() -> None:
 
 
 def peak(*callbacks: Any, module: Any = None, **options: Any) -> dict[str, float]:
-    """Return the breakdown of the plan's batch under a card without bounds that matter."""
+    """Return the breakdown of the plan's batch under a GPU without bounds that matter."""
     callback = BatchSizePlanner(allocator_cap_mib=900)
     trainer(callback, *callbacks, **options).fit(Classifier() if module is None else module)
     assert callback.result is not None and callback.result.plan.at_max is not None

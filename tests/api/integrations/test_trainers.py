@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from planner.api.integrations import huggingface
-from planner.api.integrations.batch_choice import Split
+from planner.api.integrations.batch_choice import BatchSplit
 from planner.api.integrations.huggingface import max_batch_of_trainer, plan_trainer
 from planner.capture import construct_model, record, trainer_job, trainer_maker
 from planner.errors import UsageError
@@ -195,7 +195,7 @@ def test_a_plan_that_cannot_be_made_never_ends_training(
         patch.setattr(huggingface, part, raise_odd)
         if part in ("choice_of", "plan_job", "shortfall", "set_batch"):  # what comes before takes seconds
             patch.setattr(
-                huggingface, "split_to_fit", lambda *given: (SimpleNamespace(warning=""), Split(2, 1))
+                huggingface, "split_to_fit", lambda *given: (SimpleNamespace(warning=""), BatchSplit(2, 1))
             )
         if part in ("choice_of", "plan_job"):
             patch.setattr(huggingface, "split_to_fit", lambda samples, plan, *given: plan(1))

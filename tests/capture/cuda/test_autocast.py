@@ -314,7 +314,7 @@ def test_casts_that_nobody_else_holds_end_with_the_region() -> None:
     ],
 )
 def test_only_weights_are_kept(tensor: Callable[[], Tensor]) -> None:
-    """Casts of other tensors than leaves of single precision that need a gradient are made anew each time."""
+    """Casts of other tensors than leaves of single precision that need a gradient are repeated each time."""
     with region():
         weight = tensor()
         with Log() as log:

@@ -37,7 +37,7 @@ def step(module: nn.Module, batch: torch.Tensor) -> torch.Tensor:
 
 
 def at_max(make: Callable[[nn.Module], optim.Optimizer], module: nn.Module | None = None) -> dict[str, Any]:
-    """Return the answer for a batch on a card whose limit the optimizer's step reaches."""
+    """Return the answer for a batch on a GPU whose limit the optimizer's step reaches."""
     module = network() if module is None else module
     optimizer = make(module)
     live = read_optimizer(optimizer, module)

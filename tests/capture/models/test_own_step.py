@@ -939,7 +939,7 @@ def test_inference_mode_allocates_as_without_gradients(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("mode", "casts"), [("no_grad", 1), ("inference_mode", 3)])
 def test_inference_mode_keeps_no_casts_of_weights(tmp_path: Path, mode: str, casts: int) -> None:
-    """Autocast casts a weight once in a region, but anew for each product in inference mode."""
+    """Autocast casts a weight once in a region, but again for each product in inference mode."""
     code = f"""
 class Scoring:
     def __init__(self):

@@ -120,7 +120,7 @@ def test_peaks_that_no_batch_size_explains(tmp_path: Path) -> None:
     ],
 )
 def test_unknown_machines_are_refused(fields: dict[str, object], problem: str) -> None:
-    """The card is one of the database, and versions look like versions."""
+    """The GPU is one of the database, and versions look like versions."""
     own = plausible()
     with pytest.raises(UsageError) as caught:
         pack(replace(own, key=replace(own.key, versions=replace(own.key.versions, **fields))))

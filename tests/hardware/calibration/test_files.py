@@ -198,7 +198,7 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
 
 
 def test_foreign_calibration(tmp_path: Path) -> None:
-    """A whole calibration of another card under this name is left alone."""
+    """A whole calibration of another GPU under this name is left alone."""
     other = save_calibration(tmp_path, calibration(replace(KEY, gpu="RTX 4090")))
     path = other.rename(tmp_path / file_name(KEY))
     text = path.read_text()

@@ -70,7 +70,7 @@ def test_unknown_versions_count_as_the_same() -> None:
     ],
 )
 def test_levels(query: CalibrationQuery, level: MatchLevel, has_fit: bool, extra_spread_bytes: int) -> None:
-    """Other versions, another job, another card of the architecture: each answers at its level, the line for
+    """Other versions, another job, another GPU of the architecture: each answers at its level, the line for
     the same job only and else the context, and the interval widens.
     """
     correction = best([calibration()], query)
@@ -89,7 +89,7 @@ def test_levels(query: CalibrationQuery, level: MatchLevel, has_fit: bool, extra
     ],
 )
 def test_defaults(query: CalibrationQuery) -> None:
-    """Another architecture, a card of which only the memory is known, and other options of the allocator: the
+    """Another architecture, a GPU of which only the memory is known, and other options of the allocator: the
     defaults.
     """
     assert find_calibration([calibration()], query) is None
@@ -107,7 +107,7 @@ def test_nearest_wins() -> None:
 
 
 def test_refused_fit_still_gives_the_context() -> None:
-    """Runs that support no line still give the context of their card."""
+    """Runs that support no line still give the context of their GPU."""
     correction = best([calibration(fit=REFUSAL)], CalibrationQuery(JOB, CARD))
     assert (correction.fit, correction.level) == (None, MatchLevel.SAME_GPU)
     assert correction.context is not None
@@ -145,7 +145,7 @@ def test_a_line_is_one_through_replays_with_the_same_workspaces() -> None:
 
 
 def test_names_of_cards() -> None:
-    """A card answers to torch's name for it, unless the memory shows that it is another of that name."""
+    """A GPU answers to torch's name for it, unless the memory shows that it is another of that name."""
     assert is_same_gpu(CARD, "NVIDIA GeForce RTX 3060", VERSIONS)
     assert not is_same_gpu(CARD, "NVIDIA GeForce RTX 3060 Ti", VERSIONS)
     assert not is_same_gpu(CARD, "RTX 3060", replace(VERSIONS, nvml_total_bytes=8_192 * MIB))
@@ -172,7 +172,7 @@ def test_budget_by_hand() -> None:
 
 
 def test_budget_without_context_by_hand() -> None:
-    """If the overhead holds no context, the card's is added, and its spread: sqrt(30 ** 2 + 40 ** 2)."""
+    """If the overhead holds no context, the GPU's is added, and its spread: sqrt(30 ** 2 + 40 ** 2)."""
     stored = replace(PUBLISHED, fit=replace(FIT, spread_bytes=30 * MIB))
     budget = make_budget(CARD, NormalDist().cdf(1), RULES, None, corrected(stored=stored))
     assert budget.limits.capacity_bytes == pytest.approx((11_900 - 900 - 50) * MIB / 1.02, abs=2)
@@ -181,7 +181,7 @@ def test_budget_without_context_by_hand() -> None:
 
 
 def test_context_alone() -> None:
-    """Another job's context replaces the card's, and all else stays uncalibrated."""
+    """Another job's context replaces the GPU's, and all else stays uncalibrated."""
     correction = best([calibration()], CalibrationQuery(ADAM, CARD))
     budget = make_budget(CARD, 0.9, RULES, None, correction)
     assert correction.context is not None
@@ -191,7 +191,7 @@ def test_context_alone() -> None:
 
 
 def test_cap_is_left_alone() -> None:
-    """A cap on the allocator bounds it alone: the calibration moves the card's capacity, not the cap."""
+    """A cap on the allocator bounds it alone: the calibration moves the GPU's capacity, not the cap."""
     plain = make_budget(CARD, 0.99, RULES, 2_000 * MIB).limits
     calibrated = make_budget(CARD, 0.99, RULES, 2_000 * MIB, corrected()).limits
     assert calibrated.limit_bytes == plain.limit_bytes
@@ -200,7 +200,7 @@ def test_cap_is_left_alone() -> None:
 
 @given(st.floats(0.5, 0.999), st.floats(0.5, 0.999), st.integers(0, 11_000))
 def test_upper_bounds(one: float, other: float, reserved_mib: int) -> None:
-    """The calibrated bound is at least the expected process, rises with the confidence, and passes the card
+    """The calibrated bound is at least the expected process, rises with the confidence, and passes the GPU
     only where the process does.
     """
     low, high = (

@@ -75,6 +75,6 @@ def test_a_damaged_file_is_named(cut: slice, end: bytes, tmp_path: Path) -> None
     path = tmp_path / "answers.bin"
     path.write_bytes(ANSWERS_FILE.read_bytes()[cut] + end)
     with pytest.raises(
-        DataFileError, match=r"answers\.bin: holds no answers of a cuDNN: .*install the planner anew"
+        DataFileError, match=r"answers\.bin: holds no answers of a cuDNN: .*install the planner again"
     ):
         open_answers(path)

@@ -299,7 +299,7 @@ def test_a_plan_holds_the_workspaces_and_says_so(fake: FakeCudnn) -> None:
 
 @pytest.mark.slow
 def test_cached_traces_do_not_replace_a_library(fake: FakeCudnn, tmp_path: Path) -> None:
-    """With a folder of cached traces the plan is the one without, on one card and on many."""
+    """With a folder of cached traces the plan is the one without, on one GPU and on many."""
     options = {"input": "3x64x64", "cudnn": "anywhere"}
     alone = planner.max_batch("torchvision:alexnet", gpu="rtx-3060", **options).plan
     beside = planner.max_batch("torchvision:alexnet", gpu="rtx-3060", cache=tmp_path, **options).plan

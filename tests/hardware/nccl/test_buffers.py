@@ -1,4 +1,4 @@
-"""NCCL's memory follows its sources, and published figures lie within its range."""
+"""NCCL's memory follows its sources, and published figures are within its range."""
 
 import csv
 from collections.abc import Iterator

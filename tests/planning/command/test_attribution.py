@@ -9,7 +9,7 @@ from planner.hardware.device import MIB
 from planner.planning.attribution import explain
 from planner.planning.command.attribution import attributed_trace
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site
-from tests.helpers.recorded import HELD, KEPT, MARKS, MOVES, TWO_STEPS, course_of, history
+from tests.helpers.recorded import HELD, KEPT, MARKS, MOVES, TWO_STEPS, history, script_log_of
 from tests.helpers.structs import replace
 
 
@@ -58,7 +58,7 @@ def test_phases() -> None:
 
 def test_what_only_gives_back_after_the_last_step_is_the_end() -> None:
     """A step begins with a request, not with frees alone."""
-    ended = history(MOVES[:14], course_of(MARKS[:5], HELD[:2]), StepEnd(7, 3, 1))
+    ended = history(MOVES[:14], script_log_of(MARKS[:5], HELD[:2]), StepEnd(7, 3, 1))
     marks = [event for event in attributed_trace(ended, 1, KEPT).events if isinstance(event, PhaseStart)]
     assert marks[-2:] == [PhaseStart(1, Phase.OPTIMIZER), PhaseStart(1, Phase.END)]
 
@@ -75,15 +75,15 @@ def test_what_cublas_keeps_is_a_workspace() -> None:
     history = replace(
         TWO_STEPS, events=(*MOVES[:2], HistoryEvent("alloc", 30, KEPT, 0), *MOVES[3:8], *MOVES[10:])
     )
-    history = replace(history, course=course_of(MARKS[:3], HELD[:1]), step_ends=(StepEnd(6, 1, 1),))
+    history = replace(history, script_log=script_log_of(MARKS[:3], HELD[:1]), step_ends=(StepEnd(6, 1, 1),))
     assert roles(history)[2] is Category.WORKSPACE
     assert roles(history, blas_bytes=KEPT + 1)[2] is Category.ACTIVATION
 
 
 def test_a_run_that_ends_in_the_forward_pass_has_activations() -> None:
     """Blocks that a backward pass would have used count as activations even if memory ends before it."""
-    course = course_of(MARKS[:2], HELD[:1])
-    ended = history((*MOVES[:7], HistoryEvent("oom", 0, MIB, 0)), course)
+    script_log = script_log_of(MARKS[:2], HELD[:1])
+    ended = history((*MOVES[:7], HistoryEvent("oom", 0, MIB, 0)), script_log)
     trace = attributed_trace(ended, 1, KEPT)
     assert roles(ended)[:5] == [
         *(
@@ -100,4 +100,4 @@ def test_a_run_that_ends_in_the_forward_pass_has_activations() -> None:
 def test_without_a_course_nothing_is_attributed() -> None:
     """Histories of the search for the largest batch have none."""
     with pytest.raises(ValueError, match="records no phases"):
-        attributed_trace(replace(TWO_STEPS, course=None), 1, KEPT)
+        attributed_trace(replace(TWO_STEPS, script_log=None), 1, KEPT)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from planner.allocator.history.history import HistoryEvent
-from planner.emulator.record import EmulatedRun, GpuRecord, OutOfMemory, Peaks, StepPeaks
+from planner.emulator.record import EmulatedRun, GpuPeaks, GpuRecord, OutOfMemory, StepPeaks
 from planner.errors import DataFileError
 from planner.hardware.database import find_device
 from planner.hardware.device import MIB
@@ -20,7 +20,7 @@ from planner.report.plots.timeline import draw_timeline
 from tests.helpers.recorded import MOVES, TWO_STEPS
 from tests.helpers.structs import replace
 
-PEAKS = Peaks(5 * MIB, 6 * MIB, 300 * MIB)
+PEAKS = GpuPeaks(5 * MIB, 6 * MIB, 300 * MIB)
 VERSIONS = (("torch", "2.13.0"),)
 RECORD = GpuRecord(0, 7, 0, 0, (StepPeaks(1, 1, PEAKS),), PEAKS, 0, 0, None, VERSIONS, 1, was_stopped=False)
 DEVICE = find_device("L4")

@@ -100,7 +100,7 @@ class Everything(nn.Module):
 
 
 def test_table_has_a_row_for_each_call() -> None:
-    """Rows in order of the calls; a layer called twice stands there twice, with its parameters each time."""
+    """Rows in order of the calls; a layer called twice occurs twice, with its parameters each time."""
     with torch.device("meta"):
         model = Everything()
     assert layer_table(model, job_of("5x4"), 3) == LayerTable(

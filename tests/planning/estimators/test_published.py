@@ -86,7 +86,7 @@ def test_size_is_the_number_times_its_unit() -> None:
         ("1.50 MiB", "-1 MiB", "4, figures[0]: expected a number and one of the units MiB, got "),
         ("1.50 MiB", "1.50", "4, figures[0].points: Expected `str`, got `float`"),
         ("allocated:", "alocated:", "4, figures[0]: unknown kind alocated; known are allocated, "),
-        ("end:", "estimate:", "4, figures[0]: estimates stand under the key estimates"),
+        ("end:", "estimate:", "4, figures[0]: estimates belong under the key estimates"),
         (", points: {end: {allocated: 1.50 MiB}}", "", "4, figures[0]: missing points or estimates"),
         ("batch: 8", "batch: 0", "4, figures[0].batch: expected a whole number from 1 to "),
         ("batch: 8", "batch: 1.5", "4, figures[0].batch: expected a whole number from 1 to "),
@@ -96,7 +96,7 @@ def test_size_is_the_number_times_its_unit() -> None:
         (
             "figures:\n",
             "figures:\n  - {model: cnn, batch: 8, points: {end: {allocated: 1 MiB}}}\n",
-            "5, figures[1]: allocated at end stands in this file twice",
+            "5, figures[1]: allocated at end occurs twice in this file",
         ),
     ],
 )

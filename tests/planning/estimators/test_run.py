@@ -1,4 +1,4 @@
-"""Estimates that are one sum: the formula and its inverse on a card, and their reports; no torch."""
+"""Estimates that are one sum: the formula and its inverse on a GPU, and their reports; no torch."""
 
 import pytest
 
@@ -118,8 +118,8 @@ def test_inference_has_its_own_inverse() -> None:
 
 
 def test_nothing_is_inverted_without_a_bound() -> None:
-    """A card without end has no largest batch."""
-    with pytest.raises(ValueError, match="without a card or a cap no batch is the largest"):
+    """A GPU without end has no largest batch."""
+    with pytest.raises(ValueError, match="without a GPU or a cap no batch is the largest"):
         formula_plan(JOB, no_card(), COUNTS, 0.5)
 
 

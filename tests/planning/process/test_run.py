@@ -150,7 +150,7 @@ def test_the_notebooks_variable() -> None:
 
 
 def test_a_name_lets_go_once_the_new_tensor_is_there() -> None:
-    """Binding a name anew needs room for both tensors."""
+    """Binding a name again needs room for both tensors."""
     assert mib_after(tensor("x", 20), tensor("x", 30)) == (30, 50, 50)
 
 

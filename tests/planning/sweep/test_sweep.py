@@ -151,12 +151,12 @@ def test_a_file_is_read_whole(tmp_path: Path) -> None:
     [
         ("conv_pair", "con_pair", "line 3, models[0]: model 'con_pair' is unknown"),
         ("conv_pair", "m.py:Net", "line 3, models[0]: 'm.py:Net' would run code; --allow-code"),
-        ("name: encoder", "name: conv_pair", "line 3, models: 'conv_pair' stands here twice"),
+        ("name: encoder", "name: conv_pair", "line 3, models: 'conv_pair' occurs twice here"),
         ("sgd: {}", "sgd: {optimiser: adam}", "line 5, recipes.sgd.optimiser: unknown key"),
         ("steps: 2", "steps: 2.5", "line 6, recipes.amp.steps: expected a whole number"),
         ("ema: true", "ema: perhaps", "line 6, recipes.amp.ema: expected true or false"),
         ("L4, 8000", "L5000", "line 7, gpus[0]: unknown GPU 'L5000'"),
-        ("L4, 8000", "L4, l4", "line 7, gpus: 'L4 24GB' stands here twice"),
+        ("L4, 8000", "L4, l4", "line 7, gpus: 'L4 24GB' occurs twice here"),
         ("[L4, 8000]", "[words: abacus]", "line 7, gpus[0].words: no GPU of the database has these words"),
         ("[L4, 8000]", "[]", "line 7, gpus: the list is empty"),
         ("gpus: [L4, 8000]", "", "line 2: missing gpus"),
@@ -177,7 +177,7 @@ def test_errors_of_a_file_name_their_place(tmp_path: Path, old: str, new: str, m
 
 
 def test_all_gpus_and_words_of_the_database(tmp_path: Path) -> None:
-    """`all` is the whole database, `words` those cards that `planner devices` lists."""
+    """`all` is the whole database, `words` those GPUs that `planner devices` lists."""
     every = load_grid(write(tmp_path, GRID.replace("[L4, 8000]", "all")), CATALOGUE).gpus
     some = load_grid(write(tmp_path, GRID.replace("[L4, 8000]", "[words: H100 NVL]")), CATALOGUE).gpus
     assert len(every) > 50 and some == tuple(card for card in every if "H100 NVL" in card.name)
@@ -256,7 +256,7 @@ def test_a_broken_result_is_noted_and_computed_anew(tmp_path: Path) -> None:
     for broken in (b"", whole[:-30], b"[]", whole.replace(b'"max_batch":', b'"max_batch":-0.'), b"\xff"):
         path.write_bytes(broken)
         assert store.find(task) == TaskResult()
-    assert len(lines) == 5 and all("computed anew" in line and "\n" not in line for line in lines)
+    assert len(lines) == 5 and all("computed again" in line and "\n" not in line for line in lines)
 
 
 def test_stored_results_are_those_of_this_very_job(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ class OutsideMemory:
         notes = []
         if self.paged_bytes:
             notes.append(
-                f"{_size(self.paged_bytes)} of optimizer state is paged (CUDA managed memory): it lies "
+                f"{_size(self.paged_bytes)} of optimizer state is paged (CUDA managed memory): it is "
                 "outside of PyTorch's allocator, is on the GPU while there is room and on the host "
                 "otherwise, and is not counted"
             )
@@ -30,8 +30,8 @@ class OutsideMemory:
         if self.compiles:
             notes.append(
                 "torchao compiles its step: a first run without cached kernels also times them in its "
-                "first step, beside a buffer as large as the L2 cache and copies of a parameter, which is "
-                "not counted"
+                "first step, with a buffer as large as the L2 cache and copies of a parameter, which is not "
+                "counted"
             )
         return tuple(notes)
 

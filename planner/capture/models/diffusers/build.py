@@ -23,7 +23,7 @@ _SWITCHES = ("enable_slicing", "enable_tiling")  # methods of autoencoders: one 
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class DiffusersClass:
     """A class of diffusers with the arguments of its constructor."""
 
     model_class: Any  # a subclass of diffusers.ModelMixin
@@ -47,7 +47,7 @@ class Choice:
         return _parameters(self.model_class.forward)
 
 
-def choose(name: str, arguments: Mapping[str, Any]) -> Choice:
+def choose(name: str, arguments: Mapping[str, Any]) -> DiffusersClass:
     """Return the class that `diffusers:NAME` names, with its constructor's arguments.
 
     Raises UsageError for a name or argument that does not exist, ModelError for a broken config.json.
@@ -66,7 +66,7 @@ def choose(name: str, arguments: Mapping[str, Any]) -> Choice:
             hint = f"; the nearest: {near}" if near else ""
             raise UsageError(f"--model-arg {key}: {model_class.__name__} takes no such argument{hint}")
     own = {key: value for key, value in arguments.items() if key not in switches}
-    return Choice(model_class, read | own, tuple(key for key in switches if arguments[key]))
+    return DiffusersClass(model_class, read | own, tuple(key for key in switches if arguments[key]))
 
 
 def build(name: str, **arguments: Any) -> nn.Module:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from planner.capture.models.diffusers.build import Choice, choose
+from planner.capture.models.diffusers.build import DiffusersClass, choose
 from planner.errors import UsageError
 from planner.jobs import Job, Loss, Mode, TensorSpec, nearest, shown
 
@@ -54,7 +54,7 @@ def complete_diffusers(job: Job, name: str, arguments: Mapping[str, Any]) -> Job
     return job.replace(target=_target(main, made.channel_axis, choice.config))
 
 
-def _by_keyword(job: Job, choice: Choice) -> Shapes:
+def _by_keyword(job: Job, choice: DiffusersClass) -> Shapes:
     given: Shapes = {}
     names = list(choice.inputs)
     for spec in job.samples.inputs:
@@ -69,7 +69,7 @@ def _by_keyword(job: Job, choice: Choice) -> Shapes:
     return given
 
 
-def _resized(made: Shapes, given: Shapes, choice: Choice) -> Shapes:
+def _resized(made: Shapes, given: Shapes, choice: DiffusersClass) -> Shapes:
     """Return the default inputs, updated by the given inputs.
 
     A default conditioning image is made to fit given latents.
@@ -98,7 +98,7 @@ def _is_packed(config: Config, main: TensorSpec) -> bool:
     return len(main.shape) == 2 and config.get("patch_size", 1) != 1
 
 
-def _sample_of(choice: Choice) -> Sample | None:
+def _sample_of(choice: DiffusersClass) -> Sample | None:
     for model_class in choice.model_class.__mro__:
         make = _SAMPLES.get(model_class.__name__)
         if make is not None:

@@ -55,7 +55,7 @@ def cuda_index_of(model: nn.Module) -> int | None:
     devices = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
     gpus = {device.index for device in devices if device.type == "cuda"}
     if len(gpus) > 1:
-        raise UsageError(f"the model lies on {len(gpus)} GPUs; plans are made for one")
+        raise UsageError(f"the model is on {len(gpus)} GPUs; plans are made for one")
     return next(iter(gpus), None)
 
 
@@ -194,7 +194,7 @@ def outside_autocast() -> AbstractContextManager[object]:
 # ---- memory in use on the GPU already
 
 
-def bytes_beside(model: nn.Module, optimizer: optim.Optimizer, batch: object, index: int) -> int:
+def other_bytes(model: nn.Module, optimizer: optim.Optimizer, batch: object, index: int) -> int:
     """Return the bytes allocated on GPU `index` outside of the training loop.
 
     Tensors of the model, its gradients, the optimizer state and the batch are not counted.
@@ -209,7 +209,7 @@ def bytes_beside(model: nn.Module, optimizer: optim.Optimizer, batch: object, in
     return max(0, torch.cuda.memory_allocated(index) - sum(storages.values()))
 
 
-def hold_beside(module: nn.Module, size_bytes: int) -> None:
+def hold_other_bytes(module: nn.Module, size_bytes: int) -> None:
     """Register a meta buffer of `size_bytes` on a module.
 
     The buffer stands for other memory in use on the GPU.

@@ -293,9 +293,11 @@ def _notes_on_unquantized(model: nn.Module) -> list[str]:
         if whole_bytes <= max(quantized[block], _MIB):
             continue
         place = f"of {block}" if block else "outside the repeated blocks" if len(whole) > 1 else "of weights"
-        beside = f"{whole_bytes / _MIB:,.1f} MiB stay in their own type beside {quantized[block] / _MIB:,.1f}"
+        unquantized = (
+            f"{whole_bytes / _MIB:,.1f} MiB stay in their own type, next to {quantized[block] / _MIB:,.1f}"
+        )
         notes.append(
-            f"most memory {place} is not quantized: {beside} MiB, since linear layers alone are; the largest "
-            f"is {max(sizes, key=lambda name: sizes[name])}"
+            f"most memory {place} is not quantized: {unquantized} MiB, since linear layers alone are; the "
+            f"largest is {max(sizes, key=lambda name: sizes[name])}"
         )
     return notes

@@ -42,7 +42,7 @@ _POSITIONS = ("wpe", "embed_positions", "position_embedding", "position_embeddin
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TransformersClass:
     """A class of transformers with its configuration."""
 
     model_class: Any  # a subclass of transformers.PreTrainedModel
@@ -103,7 +103,7 @@ def notes_of(job: Job, model: object) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def choose_class(transformers: Any, name: str, arguments: Mapping[str, Any]) -> Choice:
+def choose_class(transformers: Any, name: str, arguments: Mapping[str, Any]) -> TransformersClass:
     """Return the class that `hf:NAME` names, with its configuration.
 
     The job's arguments complete the configuration. Raises UsageError for an unknown name, task or argument.
@@ -122,7 +122,7 @@ def choose_class(transformers: Any, name: str, arguments: Mapping[str, Any]) -> 
     return choice
 
 
-def _choose(transformers: Any, name: str, task: str | None, given: Mapping[str, Any]) -> Choice:
+def _choose(transformers: Any, name: str, task: str | None, given: Mapping[str, Any]) -> TransformersClass:
     folder, types = Path(name), transformers.CONFIG_MAPPING
     named: Any = getattr(transformers, name, None) if name.isidentifier() else None
     if folder.is_dir():
@@ -136,7 +136,7 @@ def _choose(transformers: Any, name: str, task: str | None, given: Mapping[str, 
         config, model_class = _configure(named.config_class, {}, given), named
     else:
         raise _unknown(transformers, name)
-    return Choice(model_class, config)
+    return TransformersClass(model_class, config)
 
 
 def _complete_config(config: Any, model_class: Any, given: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from planner.capture.models.transformers.build import Choice
+from planner.capture.models.transformers.build import TransformersClass
 from planner.capture.models.transformers.contents import (
     SEVERAL_IMAGES,
     image_tokens,
@@ -53,7 +53,7 @@ _PER_SAMPLE = (
 )
 
 
-def complete_inputs(job: Job, choice: Choice) -> Job:
+def complete_inputs(job: Job, choice: TransformersClass) -> Job:
     """Return the job with all inputs that the model needs, each with a keyword.
 
     Inputs of the job are kept, except labels outside of training. The loss becomes `sum` if the model returns
@@ -77,7 +77,7 @@ def complete_inputs(job: Job, choice: Choice) -> Job:
     return job.replace(inputs=tuple(replace(spec, keyword=name) for name, spec in inputs.items()))
 
 
-def _check_required(choice: Choice, inputs: Mapping[str, TensorSpec]) -> None:
+def _check_required(choice: TransformersClass, inputs: Mapping[str, TensorSpec]) -> None:
     """Raise UsageError if a required argument of the forward method has no input."""
     for name, parameter in choice.parameters.items():
         plain = parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
@@ -88,7 +88,7 @@ def _check_required(choice: Choice, inputs: Mapping[str, TensorSpec]) -> None:
             )
 
 
-def _by_keyword(job: Job, choice: Choice) -> dict[str, TensorSpec]:
+def _by_keyword(job: Job, choice: TransformersClass) -> dict[str, TensorSpec]:
     """Return the job's inputs, keyed by keyword.
 
     An input without a keyword is taken as a main input. Raises UsageError for a keyword that the model does
@@ -108,7 +108,7 @@ def _by_keyword(job: Job, choice: Choice) -> dict[str, TensorSpec]:
     return given
 
 
-def _mains(choice: Choice) -> list[str]:
+def _mains(choice: TransformersClass) -> list[str]:
     """Return the names of a model's main inputs. They are text, image or sound, or both text and image."""
     mains = [name for name in _MAIN if name in choice.parameters]
     if {_TEXT, _IMAGE} <= set(mains) and _takes_both(choice):
@@ -117,13 +117,13 @@ def _mains(choice: Choice) -> list[str]:
     return [own] if own in mains else mains[:1]
 
 
-def _takes_both(choice: Choice) -> bool:
+def _takes_both(choice: TransformersClass) -> bool:
     """Return whether the model takes both an image and a text. The image may be separate or in the text."""
     is_known = choice.config.model_type in _BESIDE_TEXT or takes_images_in_text(choice.config)
     return "return_loss" in choice.parameters or is_known
 
 
-def _main_of(choice: Choice, spec: TensorSpec) -> str:
+def _main_of(choice: TransformersClass, spec: TensorSpec) -> str:
     """Return the name of the main input to which a tensor without a keyword belongs.
 
     Integers are for the text, other dtypes for another input. Raises UsageError if the model takes no such
@@ -140,7 +140,7 @@ def _main_of(choice: Choice, spec: TensorSpec) -> str:
     return fitting[0]
 
 
-def _main_inputs(choice: Choice, given: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+def _main_inputs(choice: TransformersClass, given: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
     if {"inputs_embeds", "encoder_outputs"} & set(given):
         return {}
     made = {_TEXT: _text, _IMAGE: _image, _SOUND: _sound, _SPECTROGRAM: _spectrogram}
@@ -155,7 +155,7 @@ def _main_inputs(choice: Choice, given: Mapping[str, TensorSpec]) -> dict[str, T
     return {name: made[name](choice) for name in mains}
 
 
-def _image_in_text(choice: Choice, given: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+def _image_in_text(choice: TransformersClass, given: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
     """Return a text and an image as inputs.
 
     The job's text and image are used if given, and token types are added if the model needs them. A default
@@ -199,7 +199,7 @@ def _value(config: Any, *names: str, default: Any = None) -> Any:
     return default
 
 
-def _text(choice: Choice) -> TensorSpec:
+def _text(choice: TransformersClass) -> TensorSpec:
     most = _value(choice.config, "max_position_embeddings", "n_positions", default=TEXT_TOKENS)
     length = min(TEXT_TOKENS, most) if isinstance(most, int) and most > 0 else TEXT_TOKENS
     if choice.model_class.__name__.endswith("ForMultipleChoice"):
@@ -207,7 +207,7 @@ def _text(choice: Choice) -> TensorSpec:
     return TensorSpec((length,), "int64")
 
 
-def _image(choice: Choice) -> TensorSpec:
+def _image(choice: TransformersClass) -> TensorSpec:
     is_bare = is_detector(choice.model_class.__name__)  # a convolutional backbone takes any image
     bare = _SQUARE if choice.config.model_type.startswith(_OF_SQUARES) else _DETECTED
     usual = 1024 if choice.config.model_type == "sam2" else 224
@@ -222,20 +222,20 @@ def _image(choice: Choice) -> TensorSpec:
     return TensorSpec((frames, *shape) if isinstance(frames, int) else shape)
 
 
-def _sound(choice: Choice) -> TensorSpec:
+def _sound(choice: TransformersClass) -> TensorSpec:
     bins, length = (_value(choice.config, name) for name in ("num_mel_bins", "max_length"))
     spectrogram = isinstance(bins, int) and isinstance(length, int) and not hasattr(choice.config, "conv_dim")
     return TensorSpec((length, bins) if spectrogram else (AUDIO_SAMPLES,))
 
 
-def _spectrogram(choice: Choice) -> TensorSpec:
+def _spectrogram(choice: TransformersClass) -> TensorSpec:
     """Return a spectrogram input with two frames per encoder position. For Whisper it lasts 30 s."""
     bins = _value(choice.config, "num_mel_bins", "feature_size", default=80)
     positions = _value(choice.config, "max_source_positions", default=1500)
     return TensorSpec((bins, 2 * positions))
 
 
-def _prompts(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+def _prompts(choice: TransformersClass, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
     """Return a pixel mask for a detector, or a box prompt for a model that takes boxes.
 
     {} if there is no image, if the model takes neither, or if the input is given.
@@ -251,7 +251,7 @@ def _prompts(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, Tens
     return {}
 
 
-def _mask(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+def _mask(choice: TransformersClass, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
     """Return an int64 attention mask of the text's shape.
 
     {} if there is no text, the model takes no mask, or the inputs contain the mask already.
@@ -262,7 +262,7 @@ def _mask(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorS
     return {"attention_mask": _shaped_as(text)}
 
 
-def _labels(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+def _labels(choice: TransformersClass, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
     """Return the labels for which the model returns a loss, or {} if none are known."""
     name, text = choice.model_class.__name__, inputs.get(_TEXT)
     one = TensorSpec((), "int64")
@@ -292,7 +292,7 @@ def _last_two(image: TensorSpec) -> TensorSpec:
     return TensorSpec(image.shape[-2:], "int64", smallest=image.smallest[-2:])
 
 
-def _decoder_inputs(choice: Choice, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+def _decoder_inputs(choice: TransformersClass, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
     """Return decoder tokens, or {} if the model needs none.
 
     It needs none if it does not take them, or has labels or decoder inputs.

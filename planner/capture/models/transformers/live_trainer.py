@@ -22,7 +22,7 @@ from planner.errors import ModelError, UsageError
 from planner.jobs import Job, Mode, kind_text
 
 _SHARED = ("train_dataset", "eval_dataset", "processing_class", "_memory_tracker", "model_init")
-_MADE_ANEW = ("args", "accelerator", "gather_function", "callback_handler", "optimizer", "lr_scheduler")
+_REBUILT = ("args", "accelerator", "gather_function", "callback_handler", "optimizer", "lr_scheduler")
 _OF_DEVICE = ("_setup_devices", "distributed_state")  # attributes in which arguments cache the device
 _RUN = ("DefaultFlowCallback", "SyncRefModelCallback")  # callbacks that decide the steps, or compute
 _PREPARED = "_original_forward"  # attribute of a module whose forward accelerate's prepare_model replaced
@@ -115,7 +115,7 @@ def _copied(trainer: Any) -> Any:
     memo[id(trainer.accelerator)] = copied.accelerator
     memo.update({id(one): None for one in (trainer.optimizer, trainer.lr_scheduler) if one is not None})
     for name, value in vars(trainer).items():
-        if name not in _MADE_ANEW:
+        if name not in _REBUILT:
             setattr(copied, name, _copy_of(value, memo, trainer, name))
     modules = [module for module in modules if id(module) in memo]
     for module in modules:

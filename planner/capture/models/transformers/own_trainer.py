@@ -28,7 +28,7 @@ from planner.program import LEFT_OUT_NOTE, Phase
 
 _ASKED = ("is_torch_cuda_available", "is_torch_bf16_gpu_available", "is_torch_tf32_available")
 # Callbacks that print, and those that need the scores of evaluations.
-_LEFT_AWAY = (
+_OMITTED_CALLBACKS = (
     *("PrinterCallback", "ProgressCallback", "NotebookProgressCallback"),
     "EarlyStoppingCallback",
 )
@@ -210,7 +210,7 @@ class TrainerModule(StepModule):
         arguments.eval_on_start = arguments.load_best_model_at_end = False
         trainer._train_batch_size = batch
         for callback in [*trainer.callback_handler.callbacks]:
-            if not {kind.__name__ for kind in type(callback).__mro__}.isdisjoint(_LEFT_AWAY):
+            if not {kind.__name__ for kind in type(callback).__mro__}.isdisjoint(_OMITTED_CALLBACKS):
                 trainer.remove_callback(callback)
         samples = longest_sample(trainer, trainer.train_dataset, "train_dataset", self._name)
         batches = Batches(trainer, samples, batch, steps * few, steps * loaded)

@@ -24,7 +24,7 @@ from planner.capture.models.libraries import quiet, unknown_name
 from planner.capture.models.quantized.torchao import prepare_torchao
 from planner.capture.models.torchvision.shim import prepare_torchvision
 from planner.capture.models.transformers.own_trainer import import_trainers, is_trainer, trainers_constructed
-from planner.capture.models.user_code.sibling_modules import forget_modules, importing_beside
+from planner.capture.models.user_code.sibling_modules import folder_importable, forget_modules
 from planner.capture.models.user_code.step import needs_arguments
 from planner.capture.process_state import first_line_of, preserve_process_state, raise_interrupt
 from planner.errors import ModelError, UsageError
@@ -103,7 +103,7 @@ def open_file(name: str, what: str) -> tuple[Any, Callable[..., object]]:
 
     def call(function: Callable[..., object], **arguments: Any) -> object:
         change_process()  # the file may have set a dtype or a path that its code relies on
-        with importing_beside(path), adapters_like_weights():  # the file may have imported peft
+        with folder_importable(path), adapters_like_weights():  # the file may have imported peft
             return function(**arguments)
 
     return _value_in(module, path, name, what), call
@@ -122,7 +122,7 @@ def open_optimizer(name: str, model: str) -> tuple[Any, Callable[..., object]]:
         return open_file(name, what)
 
     def call(function: Callable[..., object], **arguments: Any) -> object:
-        with importing_beside(path), adapters_like_weights():  # the file may have imported peft
+        with folder_importable(path), adapters_like_weights():  # the file may have imported peft
             return function(**arguments)
 
     return _value_in(module, path, name, what), call
@@ -169,7 +169,7 @@ def _run_file(path: Path) -> tuple[ModuleType, Callable[[], None]]:
     try:
         with preserve_process_state() as note_changes:
             sys.argv[:] = [str(path)]  # some files parse it at their top level
-            with planned_device(), importing_beside(path), quiet():
+            with planned_device(), folder_importable(path), quiet():
                 spec.loader.exec_module(module)
             return module, note_changes()
     except KeyboardInterrupt:

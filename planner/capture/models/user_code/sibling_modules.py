@@ -15,7 +15,7 @@ _imported: dict[Path, dict[str, ModuleType]] = {}  # folder -> the modules impor
 
 
 @contextmanager
-def importing_beside(path: Path) -> Iterator[None]:
+def folder_importable(path: Path) -> Iterator[None]:
     """Make the modules in a file's folder importable inside the context.
 
     Modules imported from the folders of other files are removed from `sys.modules` on entry.
@@ -30,8 +30,8 @@ def importing_beside(path: Path) -> Iterator[None]:
         with suppress(ValueError):  # the file may have changed the path itself
             sys.path.remove(str(folder))
         new = {name: sys.modules[name] for name in set(sys.modules) - before}
-        beside = {name for name, module in new.items() if _folder_of(module) == folder}
-        own = {name: module for name, module in new.items() if name.partition(".")[0] in beside}
+        own_names = {name for name, module in new.items() if _folder_of(module) == folder}
+        own = {name: module for name, module in new.items() if name.partition(".")[0] in own_names}
         _imported.setdefault(folder, {}).update(own)
 
 

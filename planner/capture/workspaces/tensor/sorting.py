@@ -89,8 +89,8 @@ def _topk(args: Args, out: Any, target: Target) -> Ops:
     dim = argument(args, 2, -1)
     if values.dim() == 0 or values.shape[dim] <= _SMALL or not argument(args, 4, True):
         return ()
-    beside = Hold(tensor_bytes(indices)), Hold(tensor_bytes(values))
-    return (Outputs(), *beside, *sort_ops(values, dim, target), tensor_bytes(indices))
+    held = Hold(tensor_bytes(indices)), Hold(tensor_bytes(values))
+    return (Outputs(), *held, *sort_ops(values, dim, target), tensor_bytes(indices))
 
 
 def _median(args: Args, out: Any, target: Target) -> Ops:

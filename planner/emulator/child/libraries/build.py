@@ -24,7 +24,7 @@ from .tools import EmulatorError, run_tool
 
 SOURCES = Path(__file__).resolve().parents[2] / "csrc"
 CORE = "libplanner_emulated_gpu.so"
-CORE_SOURCES = ("gpu.c", "cards.c", "memory.c", "contents.c", "handles.c")
+CORE_SOURCES = ("gpu.c", "shared_memory.c", "memory.c", "contents.c", "handles.c")
 _BUILDERS = (
     "build.py",
     "installation.py",

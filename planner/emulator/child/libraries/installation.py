@@ -42,11 +42,11 @@ class Installation:
 
         The stand-ins define the symbols that these libraries import.
         """
-        beside = self.torch.parent
+        packages = self.torch.parent
         return (
             *sorted((self.torch / "lib").glob("*.so*")),
-            *sorted((beside / "torchvision").glob("*.so")),
-            *sorted((beside / "torchvision.libs").glob("*.so*")),
+            *sorted((packages / "torchvision").glob("*.so")),
+            *sorted((packages / "torchvision.libs").glob("*.so*")),
         )
 
     def key(self) -> str:
@@ -80,12 +80,12 @@ def find_installation(torch: Path) -> Installation:
     includes = tuple(path for root in roots for path in sorted(root.glob("*/include")))
     if not any((folder / "cuda_runtime_api.h").is_file() for folder in includes):
         raise EmulatorError(
-            f"torch {version}: the headers of CUDA are not beside it; install torch with pip, whose packages "
-            "bring them"
+            f"torch {version}: the headers of CUDA are not next to it; install torch with pip, whose "
+            "packages bring them"
         )
     cudnn = next((path for root in roots for path in sorted(root.glob("cudnn/lib/libcudnn.so.9"))), None)
     if cudnn is None:
-        raise EmulatorError(f"torch {version}: libcudnn.so.9 is not beside it; cuDNN 9 is needed")
+        raise EmulatorError(f"torch {version}: libcudnn.so.9 is not next to it; cuDNN 9 is needed")
     _check_cudnn(version, cudnn.parent.with_name("include") / "cudnn_version.h")
     crt = next((f for f in (*includes, torch.parent / "triton/backends/nvidia/include") if _has_crt(f)), None)
     return Installation(torch, includes, crt, _sonames(library), cudnn)

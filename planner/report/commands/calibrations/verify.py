@@ -65,7 +65,7 @@ def _bracket(check: LimitCheck) -> str:
         return f"{lived} ran as well, and nothing larger was tried" if lived else "nothing was tried"
     if not lived:
         return f"it is smaller than {died}"
-    return f"it is {lived}" if died - lived == 1 else f"it lies from {lived} to {died - 1}"
+    return f"it is {lived}" if died - lived == 1 else f"it is from {lived} to {died - 1}"
 
 
 def _outcome(run: Verification) -> str:

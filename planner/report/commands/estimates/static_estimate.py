@@ -91,8 +91,8 @@ def static_assumptions(estimate: StaticEstimate) -> tuple[str, ...]:
     """Return the assumptions of an estimate that does not use a trace."""
     sure = f"{estimate.budget.confidence:g}"
     held = (
-        "the total is held against what the card leaves to the allocator, as the method knows neither "
-        f"context nor allocator; confidence {sure} is in the card's figures, not in the total"
+        "the total is held against what the GPU leaves to the allocator, as the method knows neither "
+        f"context nor allocator; confidence {sure} is in the GPU's figures, not in the total"
     )
     mode = estimate.job.loop.mode
     ignores = estimate.method not in (Method.FORMULA, Method.MEMTRACKER) and mode is not Mode.TRAIN

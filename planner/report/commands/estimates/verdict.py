@@ -148,7 +148,7 @@ def retries_text(costs: Sequence[RetryCost]) -> str:
     steps = f"the {len(costs)} steps" if len(costs) > 1 else "the step"
     return (
         f"{each} in {steps} traced; torch then releases what it has cached (calls of cudaFree in all: "
-        f"{frees}; the GPU stands still meanwhile) and asks CUDA again"
+        f"{frees}; the GPU waits meanwhile) and asks CUDA again"
     )
 
 

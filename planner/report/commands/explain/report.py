@@ -37,7 +37,7 @@ def explanation_document(
     import_seconds: float,
 ) -> Document:
     """Return the report of `planner explain`."""
-    unlimited = ", on a card without end" if estimate.is_unlimited else ""
+    unlimited = ", on an unlimited GPU" if estimate.is_unlimited else ""
     peak = Entry("Peak allocated", f"{peak_text(explanation)}{unlimited}")
     return Document.of(
         [headline(estimate, job_entry(estimate.job), peak)],

@@ -58,7 +58,7 @@ def _added_table(explanation: Explanation, sampled: SampledRun) -> Table:
     rows = [
         ("allocated, that batch alone", alone.peak_allocated_bytes, "three steps of this size only"),
         ("reserved, that batch alone", alone.peak_reserved_bytes, ""),
-        ("allocated in the run", run.peak_allocated_bytes, "beside what the batch before leaves"),
+        ("allocated in the run", run.peak_allocated_bytes, "on top of what the previous batch leaves"),
         ("reserved in the run", run.peak_reserved_bytes, f"over {sampled.steps:,} steps"),
         ("added by other sizes", added_bytes(explanation, sampled), before),
     ]

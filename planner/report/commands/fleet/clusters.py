@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from planner.jobs import Checkpoint
-from planner.planning import ClusterAdvice, ClusterPlan, ClusterPlans, ClusterTable, Gathers, Recipe
+from planner.planning import ClusterAdvice, ClusterPlan, ClusterPlans, ClusterTable, Gathers, SplitRecipe
 from planner.report.budget import planned_job
 from planner.report.commands.estimates.estimate import plan_seconds_to_json
 from planner.report.commands.estimates.tables import closing_section
@@ -59,7 +59,7 @@ def _advice_document(table: ClusterTable, advice: ClusterAdvice) -> Document:
     )
 
 
-def _in_words(recipe: Recipe) -> str:
+def _in_words(recipe: SplitRecipe) -> str:
     spread = {
         Gathers.NEVER: "DDP", Gathers.ONCE: "FSDP gathering once", Gathers.TWICE: "FSDP gathering twice"
     }[recipe.gathers]  # fmt: skip
@@ -124,7 +124,7 @@ def _legend(table: ClusterTable) -> list[Block]:
         "groups that share each layer (tensor parallel); "
         "batch of each GPU or group: micro-batch x micro-batches of a step; recomputes: what runs again in "
         "the backward pass; gathers: weights of a block once, kept for its backward pass, or twice, for each "
-        "pass anew",
+        "pass again",
         "process, at most, left free: MiB of the rank that takes most, as nvidia-smi shows it, at the "
         "confidence, and what it leaves of the memory that torch sees; plans run without retries",
     ]
@@ -162,7 +162,7 @@ def _kinds(table: ClusterTable) -> tuple[ClusterPlans, ...]:
     return table.rows if table.advice is None else (table.advice.plans,)
 
 
-def _recipe_to_json(recipe: Recipe) -> dict[str, Any]:
+def _recipe_to_json(recipe: SplitRecipe) -> dict[str, Any]:
     return {
         "ddp": recipe.gathers is Gathers.NEVER,
         "tp": recipe.tp if recipe.tp > 1 else 0,

@@ -27,13 +27,13 @@ def devices_document(devices: Sequence[Device]) -> Document:
     Up to three GPUs are shown in full instead, with the sources of all figures.
     """
     if not devices:
-        none = "No card of the database matches; any other is planned for with --gpu-mib N"
+        none = "No GPU of the database matches; any other is planned for with --gpu-mib N"
         return Document.of([Paragraph(none)])
     if len(devices) <= MAX_IN_FULL:
         return Document.of(*([_in_full(device)] for device in devices))
     legend = (
         f"{len(devices)} GPUs. torch: the total that torch sees, which is what can be planned with, and "
-        "where it comes from: published in logs, derived from other cards, unverified. Three cards or "
+        "where it comes from: published in logs, derived from other GPUs, unverified. Three GPUs or "
         "fewer are shown with all their sources."
     )
     table = Table(_COLUMNS, tuple(map(_row, devices)), indent=0)

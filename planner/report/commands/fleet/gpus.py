@@ -47,7 +47,7 @@ _MEANINGS = {
     "contributed": "contributed: a calibration of this job that a user has measured",
     "near": "near: one on this GPU under other versions",
     "related": "related: one on another GPU of this architecture",
-    "*": "*: what torch sees of the card's memory is derived, not published",
+    "*": "*: what torch sees of the GPU's memory is derived, not published",
 }
 
 
@@ -184,7 +184,7 @@ def _legend(table: FleetTable) -> list[str]:
     if table.prices is None and any(fit.max_batch > fit.comfortable_batch for fit in table.fits):
         batches += (
             "; retrying: a larger one that fits by retries, for which torch releases cached memory while the "
-            "GPU stands still"
+            "GPU waits"
         )
     which = f"batch {table.batch}" if table.batch else "the largest batch, retrying or not"
     columns = (

@@ -191,7 +191,7 @@ def _hints(plan: VaryingPlan) -> Iterator[str]:
     if plan.batch is None and other.expandable_segments and other.largest > mine.largest:
         yield (
             f"--alloc-conf expandable_segments:True: batch {other.largest:,} in place of {mine.largest:,}; "
-            "segments then grow in place of being cut for each size anew"
+            "segments then grow instead of being cut again for each size"
         )
     if plan.constant:
         whole = sides_text(plan.largest_size)

@@ -11,6 +11,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from planner.capture.cuda.checkpoints.sharded import sharded_without_files
 from planner.capture.cuda.devices.translation import devices_shown
 from planner.capture.cuda.operators.semantics import cuda_semantics
 from planner.capture.failure_reasons import explain, source_line
@@ -33,6 +34,7 @@ def record_loop(loop: CapturedLoop, capability: tuple[int, int]) -> Trace:
             foreign_errors(partial(explain, job, batch, recorder)),
             cuda_semantics(capability, recorder.target.torch) as suspended,
             devices_shown(),
+            sharded_without_files(),
             _without_garbage_collection(),
             ExitStack() as stack,
         ):

@@ -15,16 +15,11 @@ from unittest import mock
 
 from torch import Tensor, distributed
 
+from planner.capture.cuda.checkpoints import sharded
 from planner.capture.cuda.devices.placement import Placement
 from planner.capture.cuda.names import Names, Replacement
 from planner.capture.cuda.threads import caller_frame
-from planner.capture.distributed import (
-    checkpoints,
-    data_parallel,
-    list_collectives,
-    pipeline,
-    point_to_point,
-)
+from planner.capture.distributed import data_parallel, list_collectives, pipeline, point_to_point
 from planner.capture.distributed.other_ranks import OtherRanks
 from planner.capture.distributed.process_group import process_group
 from planner.capture.techniques import fsdp
@@ -65,7 +60,7 @@ def _as_launched(ranks: int, rank: int, other_ranks: OtherRanks) -> Iterator[Non
                 *_replacements(),
                 *point_to_point.replacements(),
                 *list_collectives.replacements(),
-                *checkpoints.replacements(),
+                *sharded.replacements(),
                 *data_parallel.replacements(),
                 *pipeline.replacements(other_ranks),
                 *other_ranks.replacements(),

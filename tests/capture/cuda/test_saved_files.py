@@ -25,6 +25,7 @@ CODE = """
 import os
 import torch
 from torch import nn
+from torch.distributed import checkpoint
 
 folder = {folder!r}
 weights = os.path.join(folder, "weights.pt")
@@ -36,6 +37,14 @@ def train_step(images, labels):
 """
 BODIES = {
     "saved": "torch.save(model.state_dict(), weights)\nmodel.load_state_dict(torch.load(weights))",
+    "opened": 'with open(weights, "wb") as file:\n    torch.save(model.state_dict(), file)\n'
+    "model.load_state_dict(torch.load(weights))",
+    "pathlib": "from pathlib import Path\nimport io\nwritten = io.BytesIO()\n"
+    "torch.save(model.state_dict(), written)\nPath(weights).write_bytes(written.getvalue())\n"
+    "model.load_state_dict(torch.load(weights))",
+    "sharded": "state = model.state_dict()\n"
+    'checkpoint.save(state, checkpoint_id="{folder}", no_dist=True)\n'
+    'checkpoint.load(state, checkpoint_id="{folder}", no_dist=True)\nmodel.load_state_dict(state)',
     "renamed": 'torch.save(model.state_dict(), "{folder}/new.pt")\nos.replace("{folder}/new.pt", weights)\n'
     "model.load_state_dict(torch.load(weights))",
     "safetensors": "from safetensors import safe_open\nfrom safetensors.torch import load_file, save_file\n"
@@ -59,7 +68,7 @@ def run(folder: Path, kind: str) -> None:
 def test_files_of_the_user_stay_as_they_are(tmp_path: Path, kind: str) -> None:
     """A planned step has no values to save, and loads the shapes that it has saved."""
     mine = {"epoch": torch.tensor(7)}
-    names = ("weights.pt", "model.safetensors")
+    names = ("weights.pt", "model.safetensors", "__0_0.distcp")
     for name in names:
         torch.save(mine, tmp_path / name)
     before = {name: (tmp_path / name).read_bytes() for name in names}
@@ -73,6 +82,19 @@ def test_files_that_a_planned_step_makes_are_deleted(tmp_path: Path, kind: str) 
     """A later training run does not resume from weights without values."""
     run(tmp_path, kind)
     assert [path.name for path in tmp_path.iterdir()] == ["code"]
+
+
+@pytest.mark.parametrize(("mode", "left"), [("w", "results"), ("a", "results000")])
+def test_texts_of_the_user_are_only_appended_to(tmp_path: Path, mode: str, left: str) -> None:
+    """A planned step writes to another file where training would empty one."""
+    file = tmp_path / "results.csv"
+    file.write_text("results")
+    before_the_capture(tmp_path)
+    code = CODE.format(
+        folder=str(tmp_path), body=f"    with open({str(file)!r}, {mode!r}) as text: text.write('0')"
+    )
+    trace_code(tmp_path, code, "train_step", "64", "scalar:int64")
+    assert file.read_text() == left
 
 
 def test_weights_that_are_read_to_the_gpu_take_its_memory(tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
-"""Replace functions that save, load, rename, copy and delete files.
+"""Replace functions that save, load, open, rename, copy and delete files.
 
-The functions are in torch, safetensors, os and shutil. What a script writes to files that it opens itself is
-written as in training.
+The functions are in torch, safetensors, io, os and shutil.
 """
 
+import builtins
 import functools
 import importlib
+import io
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -28,6 +29,9 @@ def replacements(files: Callable[[], SavedFiles | None]) -> Iterator[Replacement
     returns None outside of captures, where functions that were imported in a capture may be called.
     """
     yield torch, "save", _saving(torch.save, files)
+    opening = _opening(io.open, files)
+    yield builtins, "open", opening
+    yield io, "open", opening
     for holder, name, act in (
         (os, "rename", SavedFiles.rename),
         (os, "replace", SavedFiles.rename),
@@ -72,6 +76,21 @@ def _saving(plain: Callable[..., None], files: Callable[[], SavedFiles | None]) 
             plain(obj, target, *args, **kwargs)
 
     return save
+
+
+def _opening(plain: Callable[..., Any], files: Callable[[], SavedFiles | None]) -> Callable[..., Any]:
+    """Return a version of `open` that opens another file if it would empty a file of the user."""
+
+    @functools.wraps(plain)
+    def open_file(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        saved = files()
+        if saved is None:
+            return plain(file, mode, *args, **kwargs)
+        opened = plain(saved.to_open(file, mode), mode, *args, **kwargs)
+        saved.note_opened(file, mode)
+        return opened
+
+    return open_file
 
 
 def _guarded(

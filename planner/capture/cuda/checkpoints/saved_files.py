@@ -2,9 +2,10 @@
 
 A planned script has no values to save, and it may save to the path of a real checkpoint, directly or by
 another file that it renames or copies, and delete old checkpoints. A file is the user's if it existed before
-the capture. What would be written to it is written to a temporary folder, and read from there; it is not
-renamed or deleted. Checkpoints that did not exist before are deleted when the capture ends, since a later
-training run must not load them.
+the capture. What would replace its content is written to a temporary folder, and read from there; it is not
+renamed or deleted. Checkpoints and other binary files that did not exist before are deleted when the capture
+ends, since a later training run must not load them. Text that the script appends, or writes to new files, is
+written as in training.
 """
 
 import os
@@ -38,7 +39,7 @@ class SavedFiles:
             yield target
             path = _real(getattr(target, "name", ""))
             if path:  # it may have held something before, so that it is not deleted
-                self._made[path] = _OPENED
+                self._made.setdefault(path, _OPENED)
             return
         path = _real(target)
         if self._is_foreign(path):
@@ -49,6 +50,21 @@ class SavedFiles:
             yield target
         finally:
             self._note(path)
+
+    def to_open(self, file: Any, mode: str) -> Any:
+        """Return the path to pass to `open` instead of `file`. A file descriptor is returned unchanged."""
+        if "w" in mode and isinstance(file, str | os.PathLike):
+            path = _real(file)
+            is_replaced = self._is_foreign(path) if "b" in mode else self._is_of_user(path)
+            if is_replaced and Path(path).is_file() and Path(path).stat().st_size:
+                return self._copies.get(path) or self._in_place_of(path)
+        return self.to_read(file)
+
+    def note_opened(self, file: Any, mode: str) -> None:
+        """Record that this capture has made the binary file at `file`, if it was opened to be written."""
+        path = _real(file)
+        if {"w", "x"} & {*mode} and "b" in mode and path not in self._copies and Path(path).is_file():
+            self._made[path] = _identity(path)[:2]  # its size is not known yet
 
     def to_read(self, source: Any) -> Any:
         """Return the path to read instead of `source`. An open file is returned unchanged."""
@@ -123,7 +139,7 @@ class SavedFiles:
         """Delete the checkpoints. Files that have changed since are kept."""
         for path, identity in self._made.items():
             with suppress(OSError):  # the script may have deleted it
-                if _identity(path) == identity:
+                if identity and _identity(path)[: len(identity)] == identity:
                     Path(path).unlink()
         self._made.clear()
         self._copies.clear()
@@ -143,8 +159,10 @@ class SavedFiles:
 
         A checkpoint that was changed does not count as a checkpoint.
         """
+        made = self._made.get(path)
         try:
-            return self._made.get(path) != _identity(path)
+            found = _identity(path)
+            return not made or found[: len(made)] != made
         except OSError:
             return os.path.lexists(path)
 

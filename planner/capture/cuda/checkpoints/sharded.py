@@ -1,15 +1,34 @@
 """Replace sharded checkpoints by versions without files.
 
-Only one rank's part of a checkpoint exists. `torch.distributed.checkpoint` copies shards to the CPU to write
-them, and reads files into existing shards, so neither takes memory of the GPU (filesystem.py and
-default_planner.py of 2.13).
+A planned script has no values to write, and of several ranks only one rank's part exists.
+`torch.distributed.checkpoint` copies shards to the CPU to write them, and reads files into existing shards,
+so neither takes memory of the GPU (filesystem.py and default_planner.py of 2.13).
 """
 
+import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any
 
-from planner.capture.cuda.names import Replacement
+from planner.capture.cuda.names import Names, Replacement
+
+
+@contextmanager
+def sharded_without_files() -> Iterator[None]:
+    """Save and load sharded checkpoints without files inside the context.
+
+    Does nothing if `torch.distributed.checkpoint` is not imported, which takes a second.
+    """
+    if "torch.distributed.checkpoint" not in sys.modules:
+        yield
+        return
+    names = Names(replacements())
+    names.replace()
+    try:
+        yield
+    finally:
+        names.restore()
 
 
 def replacements() -> Iterator[Replacement]:

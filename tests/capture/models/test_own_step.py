@@ -1372,6 +1372,40 @@ def test_a_checkpoint_is_loaded_where_the_file_says(tmp_path: Path, location: st
     assert _held_at_the_end(trace) == (3 * weights if location == "'cpu'" else 4 * weights + counts)
 
 
+@pytest.mark.parametrize(
+    ("location", "is_on_gpu"),
+    [
+        ("'cpu'", False),
+        ("{'cuda:0': 'cpu'}", False),
+        ("lambda storage, saved: storage", False),
+        ("device", True),
+        ("None", True),
+    ],
+)
+@pytest.mark.parametrize("result", ["loss", "loss.item()"])
+def test_a_checkpoint_that_the_step_saves_is_loaded_where_the_file_says(
+    tmp_path: Path, location: str, is_on_gpu: bool, result: str
+) -> None:
+    """What is loaded to the CPU takes memory once it is moved, and what is loaded to the GPU at once."""
+    path = str(tmp_path / "saved.pt")
+    code = f"""
+model = nn.Linear(64, 512).to(device)
+kept = []
+
+def train_step(images):
+    loss = model(images.cuda()).sum()
+    loss.backward()
+    if not kept:
+        torch.save(model.state_dict(), {path!r})
+        kept.append(torch.load({path!r}, map_location={location}))
+        kept.extend({{name: one.to(device) for name, one in kept[0].items()}} for _ in range(2))
+    return {result}
+"""
+    trace = trace_code(tmp_path, code, "train_step", "64")
+    weights_and_gradients = 1 + 3
+    assert born(trace).count(4 * 64 * 512) == weights_and_gradients + (1 if is_on_gpu else 2)
+
+
 def test_weights_that_share_a_storage_are_loaded_once(tmp_path: Path) -> None:
     """Tied weights are one block, as in the file."""
     path = tmp_path / "saved.pt"

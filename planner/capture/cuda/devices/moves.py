@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -230,7 +231,7 @@ def loading(plain: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(plain)
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if not opened or names_cpu(map_location):
+        if not opened:
             return plain(f, map_location, *args, **kwargs)
 
         def place(storage: UntypedStorage, saved: str) -> UntypedStorage:
@@ -243,11 +244,19 @@ def loading(plain: Callable[..., Any]) -> Callable[..., Any]:
                 named = named.get(saved, saved)
             return storage_to_gpu(storage) if names_gpu(named) else storage
 
-        with patched(UntypedStorage, "data_ptr", _address):  # by which torch knows shared storages
-            loaded = plain(f, place, *args, **kwargs)
-        for one in tree_leaves(loaded) if names_gpu(map_location) else ():
-            if isinstance(one, Tensor) and is_meta(one):  # saved during the capture, without a storage
-                opened[-1].put(one)
+        placement, side, nothing = opened[-1], None, UntypedStorage(0)
+        if map_location is not None:  # the side of tensors saved during the capture, which have no storage
+            is_on_gpu = names_gpu(map_location) or place(nothing, "cuda:0") is not nothing
+            side = Side.GPU if is_on_gpu else Side.HOST
+        with ExitStack() as stack:
+            if side is Side.HOST:
+                stack.enter_context(placement.host.moving_to(side))
+            if not names_cpu(map_location):
+                stack.enter_context(patched(UntypedStorage, "data_ptr", _address))  # tells shared storages
+            loaded = plain(f, map_location if names_cpu(map_location) else place, *args, **kwargs)
+        for one in tree_leaves(loaded) if side is not None else ():
+            if isinstance(one, Tensor) and is_meta(one):
+                placement.put(one) if side is Side.GPU else placement.host.add(one)
         return loaded
 
     return load

@@ -20,7 +20,7 @@ from planner.capture.cuda import graphs as cuda_graphs
 from planner.capture.cuda.callers import is_of_torch, skips_meta
 from planner.capture.cuda.checkpoints import functions as checkpoints
 from planner.capture.cuda.checkpoints.saved_files import SavedFiles
-from planner.capture.cuda.devices import factories, moves, queries
+from planner.capture.cuda.devices import factories, moves, queries, tensor_types
 from planner.capture.cuda.devices.placement import (
     CPU,
     GPU,
@@ -101,6 +101,7 @@ def devices_shown() -> Iterator[None]:
     shown: dict[str, Any] = {
         "device": _shown(torch._C.TensorBase.device, GPU, CPU),
         "is_cuda": _shown(torch._C.TensorBase.is_cuda, True, False),
+        "is_meta": _shown(torch._C.TensorBase.is_meta, False, False),
         "get_device": lambda tensor: _index_of(tensor) if is_meta(tensor) else index(tensor),
     }
     opened.append(replace(opened[-1], is_running=True))
@@ -176,6 +177,7 @@ def _replacements() -> Iterator[Replacement]:
         yield Tensor, name, factories.making(getattr(Tensor, name))
     yield Tensor, "to", moves.moving(Tensor.to)
     yield Tensor, "cuda", moves.to_gpu
+    yield from tensor_types.replacements()
     yield nn.Module, "to", moves.moving_module(nn.Module.to, moves.device_given)
     yield nn.Module, "cuda", moves.moving_module(nn.Module.cuda, lambda *_, **__: GPU)
     yield nn.Module, "cpu", moves.moving_module(nn.Module.cpu, lambda *_, **__: CPU)

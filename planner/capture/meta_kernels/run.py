@@ -141,7 +141,7 @@ class MetaRunner:
             if t.untyped_storage().nbytes() != empty_strided(*layout).untyped_storage().nbytes():
                 return
             layouts.append(layout)
-        self._layouts[key] = type(out), layouts
+        self._layouts[key] = Tensor if isinstance(out, Tensor) else type(out), layouts
 
 
 def _changes_lists(func: Any) -> bool:

@@ -56,6 +56,21 @@ def kind_of_code(name: str, given: Collection[str] = ()) -> CodeKind:
     return _File(tree, path.parent).kind_of(name.rpartition(":")[2], given, name)
 
 
+def sets_cudnn_benchmark(name: str) -> bool:
+    """Return whether the import of FILE.py:NAME sets `torch.backends.cudnn.benchmark` to True.
+
+    The last assignment counts. Assignments in functions and under `if __name__` are not made by an import.
+    """
+    tree = parse_file(Path(name.rpartition(":")[0]))
+    assigned = () if tree is None else _assigned(_run_on_import(tree.body))
+    values = [
+        value
+        for targets, value in assigned
+        if any(ast.unparse(one).endswith("cudnn.benchmark") for one in targets)
+    ]
+    return bool(values) and isinstance(values[-1], ast.Constant) and values[-1].value is True
+
+
 def check_code(name: str) -> None:
     """Raise UsageError if the source shows that FILE.py:NAME is not a model.
 
@@ -233,6 +248,15 @@ class _File:
         if any(_MODELS.search(self._name_in_library(one)) for one in (name, last_name(owner))):
             return CodeKind.TRANSFORMERS
         return CodeKind.MODEL if made is None else self._kind_of_class(made)
+
+
+def _run_on_import(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """Yield the statements that an import runs, with the statements inside of them."""
+    for node in body:
+        is_main = isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
+        if isinstance(node, ast.stmt) and not (is_main or isinstance(node, _Function | ast.ClassDef)):
+            yield node
+            yield from _run_on_import(ast.iter_child_nodes(node))
 
 
 def _assigned(nodes: Iterable[ast.AST]) -> Iterator[tuple[list[ast.expr], ast.expr]]:

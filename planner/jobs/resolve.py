@@ -24,7 +24,7 @@ from planner.jobs.job import (
 )
 from planner.jobs.nested import check_nesting
 from planner.jobs.options import FIELD_OPTIONS
-from planner.jobs.own_code import CodeKind, check_code, kind_of_code
+from planner.jobs.own_code import CodeKind, check_code, kind_of_code, sets_cudnn_benchmark
 from planner.jobs.parse import is_code, nearest, parse_tensor_spec, shown, split_model
 from planner.jobs.sample_inputs import find_sample
 
@@ -85,7 +85,7 @@ def defaults_of_code(name: str, given: Collection[str]) -> dict[str, Any]:
     """
     kind = kind_of_code(name, given)
     if kind in (CodeKind.STEP, CodeKind.STEP_FUNCTION):
-        return {"mode": Mode.STEP}
+        return {"mode": Mode.STEP, "cudnn_benchmark": sets_cudnn_benchmark(name)}
     if kind is CodeKind.LIGHTNING:  # lightning/pytorch/loops/optimization/automatic.py
         return {"loss": Loss.TRAINING_STEP, "zero_grad": ZeroGrad.BEFORE_BACKWARD}
     return {}

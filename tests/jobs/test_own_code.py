@@ -6,7 +6,7 @@ import pytest
 
 from planner.errors import UsageError
 from planner.jobs import Job, Loss, Mode, ZeroGrad, parse_tensor_spec, resolve_job
-from planner.jobs.own_code import CodeKind, kind_of_code
+from planner.jobs.own_code import CodeKind, kind_of_code, sets_cudnn_benchmark
 
 CODE = """
 import lightning.pytorch as pl
@@ -236,3 +236,23 @@ def test_a_lightning_module_brings_loss_and_optimizer(file: Path) -> None:
     assert job.samples.target is None
     with pytest.raises(UsageError, match="--optimizer.*configure_optimizers of the model decides that"):
         resolved(f"{file}:Lit", optimizer="adamw")
+
+
+@pytest.mark.parametrize(
+    ("code", "is_set"),
+    [
+        ("torch.backends.cudnn.benchmark = True", True),
+        ("from torch.backends import cudnn\ncudnn.benchmark = True", True),
+        ("if torch.cuda.is_available():\n    cudnn.benchmark = True", True),
+        ("cudnn.benchmark = True\ncudnn.benchmark = False", False),
+        ("def main():\n    cudnn.benchmark = True", False),
+        ("if __name__ == '__main__':\n    cudnn.benchmark = True", False),
+        ("cudnn.benchmark = args.benchmark", False),
+        ("cudnn.deterministic = True", False),
+        ("cudnn.benchmark = True)", False),
+    ],
+)
+def test_a_file_that_is_imported_sets_cudnn_benchmark(tmp_path: Path, code: str, is_set: bool) -> None:
+    """The setting holds for a step of the file, as in training."""
+    (tmp_path / "train.py").write_text(code)
+    assert sets_cudnn_benchmark(f"{tmp_path / 'train.py'}:train_step") is is_set

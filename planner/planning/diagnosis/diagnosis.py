@@ -81,31 +81,6 @@ class Diagnosis(Struct, frozen=True):
     grown_by: Place = Place()  # the code that allocated most of the blocks that a growth added
 
 
-_EVALUATES = {"eval", "evaluate", "evaluation", "validation"}
-# Words that name an evaluation if only words of its loop are near them: a model's forward pass
-# may have functions such as `predict_masks`, and any code may validate its arguments.
-_MAY_EVALUATE = {
-    "val",
-    "valid",
-    "validate",
-    "test",
-    "predict",
-    "prediction",
-    "inference",
-    "infer",
-    "generate",
-}
-_OF_LOOPS = {"run", "do", "on", "one", "step", "loop", "epoch", "batch", "model", "start", "end", "fn"}
-
-
-def names_evaluation(function: str) -> bool:
-    """Return whether a function's name says that it evaluates. An example is `validation_step`."""
-    words = set(filter(None, function.lower().split("_")))
-    if words & {"train", "training", "fit"}:
-        return False
-    return bool(words & _EVALUATES or (words & _MAY_EVALUATE and words <= _MAY_EVALUATE | _OF_LOOPS))
-
-
 def size_text(size_bytes: int) -> str:
     """Return a size as text with a unit.
 

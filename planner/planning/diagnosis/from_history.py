@@ -15,10 +15,10 @@ from planner.planning.diagnosis.diagnosis import (
     Held,
     Help,
     Place,
-    names_evaluation,
     retries_text,
     size_text,
 )
+from planner.planning.diagnosis.from_frames import names_evaluation
 from planner.planning.diagnosis.on_gpus import gpus_serving
 from planner.program import Category, Outcome, Site, Trace
 

@@ -1,8 +1,7 @@
 """Diagnose the out-of-memory message of a log by its figures and its traceback."""
 
 import re
-from collections.abc import Iterable, Sequence
-from itertools import takewhile
+from collections.abc import Iterable
 
 from msgspec.structs import replace
 
@@ -11,12 +10,11 @@ from planner.planning.diagnosis.diagnosis import (
     Diagnosis,
     Held,
     Help,
-    Place,
-    names_evaluation,
     size_text,
 )
-from planner.planning.diagnosis.messages import Message, in_bytes, read_messages
-from planner.planning.diagnosis.tracebacks import Frame
+from planner.planning.diagnosis.from_frames import cause_of_frames, place_of_frames
+from planner.planning.diagnosis.log_reader import read_messages
+from planner.planning.diagnosis.messages import Message, in_bytes
 
 _CONTEXT_BYTES = 2**30  # more than any published CUDA context; the rest of a GPU is of other processes
 _PINNING = (
@@ -26,9 +24,6 @@ _PINNING = (
 _OUTSIDE_OF_TORCH = "neither free nor of PyTorch in this process: contexts, libraries, other processes"
 _VARIABLE = re.compile(r"PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF")
 _OF_WINDOWS = re.compile(r"[A-Za-z]:[\\/]")
-_CALL = re.compile(r"([A-Za-z_][\w.]*)\(")
-_OPTIMIZER_STATE = ("_init_group", "init_state", "_init_state")
-_OF_DEEPSPEED = "initialize_optimizer_states"
 
 
 def diagnose_log(lines: Iterable[str]) -> Diagnosis | None:
@@ -66,9 +61,9 @@ def _diagnose(message: Message) -> Diagnosis:
     cause, reason = _cause(message, requested, allocated, reserved)
     help_ = _help(message, requested)
     live = _live(message, allocated, reserved)
-    place = _place(message.frames)
+    place = place_of_frames(message.frames)
     notes = _notes(message)
-    of_code = _of_code(message.frames)
+    of_code = cause_of_frames(message.frames)
     if of_code is not None and of_code[0] is not cause:
         notes = (of_code[1], *notes)
     figures = requested, allocated, reserved, total
@@ -82,7 +77,7 @@ def _diagnose(message: Message) -> Diagnosis:
 
 
 def _without_figures(message: Message) -> Diagnosis:
-    place = _place(message.frames)
+    place = place_of_frames(message.frames)
     assert message.without_figures is not None  # else it is no message
     known, found = message.without_figures
     reason = known.reason.format(what=found[0][:120])
@@ -92,7 +87,7 @@ def _without_figures(message: Message) -> Diagnosis:
         return Diagnosis("log", Cause.UNKNOWN, reason, requested, site=place, is_of_host=True)
     if any(frame.file.endswith("pin_memory.py") for frame in message.frames):
         reason = _PINNING
-    cause, why = _of_code(message.frames) or (known.cause, reason)
+    cause, why = cause_of_frames(message.frames) or (known.cause, reason)
     return Diagnosis("log", cause, why, requested, site=place)
 
 
@@ -123,7 +118,7 @@ def _cause(
     if allocated is not None and reserved is not None and reserved - allocated >= requested:
         unused = f"{size_text(reserved - allocated)} were reserved and unused"
         return Cause.FRAGMENTATION, f"{unused}, more than the {asked} asked for, but in pieces"
-    of_code = _of_code(message.frames)
+    of_code = cause_of_frames(message.frames)
     if of_code is not None:
         return of_code
     if allocated is None:
@@ -153,42 +148,6 @@ def _is_missing_elsewhere(message: Message, requested: int) -> bool:
     if free is None:
         return False
     return free + max(others, (outside or 0) - _CONTEXT_BYTES) >= requested
-
-
-def _of_code(frames: Sequence[Frame]) -> tuple[Cause, str] | None:
-    """Return the cause and reason that a traceback implies, or None if it implies no cause.
-
-    The names of functions decide.
-    """
-    outside_of_modules = () if _is_backward(frames) else takewhile(_is_no_module, frames)
-    for frame in outside_of_modules:
-        if names_evaluation(frame.function):
-            return Cause.EVALUATION, (
-                f"it happened in {frame.function}, an evaluation: plan it by --evaluate and --eval-batch, "
-                "and look for outputs that it keeps on the GPU or a missing torch.no_grad()"
-            )
-    if any(map(_makes_optimizer_state, frames)):
-        return Cause.FIRST_STEP, (
-            "the optimizer allocated its state, as it does in its first step: the forward and backward pass "
-            "fit without it"
-        )
-    return None
-
-
-def _is_backward(frames: Iterable[Frame]) -> bool:
-    return any(
-        frame.function in ("_engine_run_backward", "backward") and not frame.is_of_user for frame in frames
-    )
-
-
-def _is_no_module(frame: Frame) -> bool:
-    return frame.function not in ("forward", "_call_impl", "_wrapped_call_impl")
-
-
-def _makes_optimizer_state(frame: Frame) -> bool:
-    is_in_step = frame.function == "step" and "zeros_like" in frame.code  # of torch before 2.0
-    is_named = frame.function in _OPTIMIZER_STATE or is_in_step
-    return frame.function == _OF_DEEPSPEED or ("optim" in frame.file and is_named and not frame.is_of_user)
 
 
 def _shortage(message: Message, requested: int, allocated: int) -> str:
@@ -267,21 +226,6 @@ def _notes(message: Message) -> tuple[str, ...]:
         told = "whether memory grew is not known"
     notes.append(f"a message shows the moment of the failure alone: {told}")
     return tuple(notes)
-
-
-def _place(frames: Sequence[Frame]) -> Place:
-    """Return the innermost line of the user's code, and the function called there.
-
-    The innermost frame's line names the function, or else the user's line; it is "backward" in a backward
-    pass. If no frame is of the user's code, the innermost frame counts. The result is empty without frames.
-    """
-    if not frames:
-        return Place()
-    own = next((frame for frame in reversed(frames) if frame.is_of_user), frames[-1])
-    calls = _CALL.findall(frames[-1].code) or _CALL.findall(own.code)
-    if _is_backward(frames):
-        calls = ["backward"]
-    return Place(f"{own.file}:{own.line}, in {own.function}", calls[0] if calls else "")
 
 
 def _with_notes(diagnosis: Diagnosis, *notes: str) -> Diagnosis:

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from planner.planning.diagnosis.diagnosis import Cause, Diagnosis, Held, Place, names_evaluation, size_text
+from planner.planning.diagnosis.diagnosis import Cause, Diagnosis, Held, Place, size_text
+from planner.planning.diagnosis.from_frames import names_evaluation
 
 _PHASES = {"loading": "before any module ran", "between steps": "before its first module"}
 _LEAST_LEVELS = 3  # while memory grows, no level lasts for more than a third of the steps

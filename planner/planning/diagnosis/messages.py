@@ -1,29 +1,18 @@
-"""Read the out-of-memory messages of a log.
-
-A message has a wording, figures and a traceback before it. The wordings are from
+"""Read the figures of an out-of-memory message. The wordings are from
 c10/cuda/CUDACachingAllocator.cpp in torch 1.0 to 2.13, from its counterparts for ROCm, XPU and MPS, and from
 the libraries that report a failed allocation by a status alone.
 """
 
 import re
-from collections import deque
-from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
-from planner.planning.diagnosis.tracebacks import Frame, read_frame, read_frames
+from planner.planning.diagnosis.tracebacks import Frame
 from planner.planning.diagnosis.without_figures import BACKENDS, WITHOUT_FIGURES, WithoutFigures, either
 
-_KEPT_LINES = 400  # lines kept before a message; the longest tracebacks of trainers have some 120
-_MOST_WRITERS = 4096  # processes that are told apart, so that a log of any size takes little memory
-_MESSAGE_LINES = 8  # lines over which a terminal may wrap a message
 _BYTES = {"bytes": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _ASYNC = "would exceed allowed memory"  # c10/cuda/CUDAMallocAsyncAllocator.cpp
 MESSAGE = re.compile(rf"({BACKENDS}) out of memory|{_ASYNC}")
-
-
-# Each line of a log is searched once, which takes less time than a search for each pattern.
-_BEGINNING = re.compile("|".join((MESSAGE.pattern, *(one.pattern.pattern for one in WITHOUT_FIGURES))))
 _FIGURES = {
     "requested": either("[Tt]ried to allocate SIZE", r"Requested\s*: SIZE"),
     # torch 2.1 and 2.2 write "capacty"
@@ -46,16 +35,6 @@ _FIGURES = {
 }
 _LISTED = either(r"Process \d+ has SIZE memory in use")
 _ROUNDING_BYTES = 2**30 // 100  # messages give GiB with two decimals
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-# What a launcher puts before each line of a process. A number alone may be a line's or an hour.
-_WRITER = re.compile(
-    r"^\s*(?:\d+:|(?P<writer>"
-    r"(?:[A-Za-z][\w.-]{0,99}\d: ?)?(?:\[(?:rank|default)? ?\d+\]|(?:rank|default) ?\d+):"  # torchrun, pdsh
-    r"|[A-Za-z][\w.-]{0,99}\d: "  # pdsh
-    r"|[A-Za-z][\w.-]{0,99}\d +\| "  # Docker Compose
-    r"|(?:\[\d+m)?\([^()]{0,99}\bpid=\d+[^()]{0,99}\)(?:\[0m)? "  # Ray, whose escape characters may be lost
-    r"))\s?"
-)
 
 
 class Message(Struct, frozen=True):
@@ -164,79 +143,6 @@ class Message(Struct, frozen=True):
 
     def _listed(self) -> list[int]:
         return [in_bytes(size) for size in _LISTED.findall(self.text)]
-
-
-class _Reader:
-    """A reader of the lines that one process writes to a log."""
-
-    def __init__(self) -> None:
-        self._before: deque[str] = deque(maxlen=_KEPT_LINES)
-        self._text: list[str] = []
-        self._frames: tuple[Frame, ...] = ()
-
-    def read(self, line: str) -> Iterator[Message]:
-        """Read a line, and yield the message that ends before it.
-
-        Nothing is yielded if no message ends there.
-        """
-        begins = _begins(line)
-        if self._text and (
-            begins or len(self._text) == _MESSAGE_LINES or not line.strip() or read_frame(line)
-        ):
-            yield from self.end()
-        if begins:
-            self._frames, self._text = read_frames(self._before), [line.strip()]
-            self._before.clear()
-        elif self._text:
-            self._text.append(line.strip())
-        else:
-            self._before.append(line)
-
-    def end(self) -> Iterator[Message]:
-        """Yield the message that is not yet ended, if there is one."""
-        message = Message(" ".join(self._text), self._frames)
-        if message.detail is not None:
-            yield message
-        self._text = []
-
-
-def read_messages(lines: Iterable[str]) -> Iterator[Message]:
-    """Yield the out-of-memory messages of a log.
-
-    Lines may begin with the name of the process that wrote them.
-    """
-    readers = {"": _Reader()}
-    for raw in lines:
-        for line in _printed(raw):
-            found = _WRITER.match(line)
-            writer = (found["writer"] if found is not None else None) or ""
-            if writer not in readers and len(readers) < _MOST_WRITERS:
-                readers[writer] = _Reader()
-            reader = readers.get(writer, readers[""])
-            yield from reader.read(line if found is None else line[found.end() :])
-    for reader in readers.values():
-        yield from reader.end()
-
-
-def _printed(raw: str) -> Iterator[str]:
-    """Yield the lines that a terminal shows for a line of a log.
-
-    Text that progress bars overwrite is left out. Overwritten text is yielded if a message begins in it or it
-    names a frame. A traceback within a string of JSON has several lines.
-    """
-    text = _CONTROL.sub("", raw).rstrip("\r\n")
-    if "\\n" in text and "Traceback (most recent call last)" in text:
-        yield from text.replace('\\"', '"').split("\\n")
-        return
-    *overwritten, last = text.split("\r")
-    if overwritten:
-        yield from (part for part in overwritten if _begins(part) or read_frame(part))
-    yield last
-
-
-def _begins(line: str) -> bool:
-    """Return whether a message begins in a line."""
-    return _BEGINNING.search(line) is not None
 
 
 def in_bytes(text: str) -> int:

@@ -10,29 +10,27 @@ from planner.planning.diagnosis.tracebacks import Frame
 _CALL = re.compile(r"([A-Za-z_][\w.]*)\(")
 _OPTIMIZER_STATE = ("_init_group", "init_state", "_init_state")
 _OF_DEEPSPEED = "initialize_optimizer_states"
+_OPTIMIZER_FILE = re.compile("optim(?!um)")  # not Optimum, a library of trainers
+_TRAINS = {"train", "training", "fit"}
+_SAVES = {"save", "checkpoint"}
 _EVALUATES = {"eval", "evaluate", "evaluation", "validation"}
 # Words that name an evaluation if only words of its loop are near them: a model's forward pass
 # may have functions such as `predict_masks`, and any code may validate its arguments.
-_MAY_EVALUATE = {
-    "val",
-    "valid",
-    "validate",
-    "test",
-    "predict",
-    "prediction",
-    "inference",
-    "infer",
-    "generate",
-}
+_VALIDATES = {"val", "valid", "validate", "test"}
+_PRODUCES = {"predict", "prediction", "inference", "infer", "generate"}  # training may do so too
 _OF_LOOPS = {"run", "do", "on", "one", "step", "loop", "epoch", "batch", "model", "start", "end", "fn"}
 
 
 def names_evaluation(function: str) -> bool:
     """Return whether a function's name says that it evaluates. An example is `validation_step`."""
-    words = set(filter(None, function.lower().split("_")))
-    if words & {"train", "training", "fit"}:
+    words, may_evaluate = _words(function), _VALIDATES | _PRODUCES
+    if words & (_TRAINS | _SAVES):
         return False
-    return bool(words & _EVALUATES or (words & _MAY_EVALUATE and words <= _MAY_EVALUATE | _OF_LOOPS))
+    return bool(words & _EVALUATES or (words & may_evaluate and words <= may_evaluate | _OF_LOOPS))
+
+
+def _words(function: str) -> set[str]:
+    return set(filter(None, function.lower().split("_")))
 
 
 def cause_of_frames(frames: Sequence[Frame]) -> tuple[Cause, str] | None:
@@ -40,19 +38,39 @@ def cause_of_frames(frames: Sequence[Frame]) -> tuple[Cause, str] | None:
 
     The names of functions decide.
     """
-    outside_of_modules = () if _is_backward(frames) else takewhile(_is_no_module, frames)
-    for frame in outside_of_modules:
-        if names_evaluation(frame.function):
-            return Cause.EVALUATION, (
-                f"it happened in {frame.function}, an evaluation: plan it by --evaluate and --eval-batch, "
-                "and look for outputs that it keeps on the GPU or a missing torch.no_grad()"
-            )
+    evaluation = None if _is_backward(frames) else _evaluation(takewhile(_is_no_module, frames))
+    if evaluation is not None:
+        return Cause.EVALUATION, (
+            f"it happened in {evaluation}, an evaluation: plan it by --evaluate and --eval-batch, "
+            "and look for outputs that it keeps on the GPU or a missing torch.no_grad()"
+        )
     if any(map(_makes_optimizer_state, frames)):
         return Cause.FIRST_STEP, (
             "the optimizer allocated its state, as it does in its first step: the forward and backward pass "
             "fit without it"
         )
     return None
+
+
+def _evaluation(frames: Iterable[Frame]) -> str | None:
+    """Return the outermost function that evaluates and does not train, or None if there is none.
+
+    Within a function that trains, or an optimizer's step, a name must have words of an evaluation's loop
+    alone: training also generates samples, and evaluates actions and losses.
+    """
+    found, trains = None, False
+    for frame in frames:
+        words = _words(frame.function)
+        if words & _TRAINS or _is_of_optimizer(frame):
+            found, trains = None, True
+        elif found is None and names_evaluation(frame.function):
+            is_loop = words <= _EVALUATES | _VALIDATES | _OF_LOOPS
+            found = frame.function if is_loop or not trains else None
+    return found
+
+
+def _is_of_optimizer(frame: Frame) -> bool:
+    return _OPTIMIZER_FILE.search(frame.file) is not None and not frame.is_of_user
 
 
 def _is_backward(frames: Iterable[Frame]) -> bool:
@@ -68,7 +86,7 @@ def _is_no_module(frame: Frame) -> bool:
 def _makes_optimizer_state(frame: Frame) -> bool:
     is_in_step = frame.function == "step" and "zeros_like" in frame.code  # of torch before 2.0
     is_named = frame.function in _OPTIMIZER_STATE or is_in_step
-    return frame.function == _OF_DEEPSPEED or ("optim" in frame.file and is_named and not frame.is_of_user)
+    return frame.function == _OF_DEEPSPEED or (is_named and _is_of_optimizer(frame))
 
 
 def place_of_frames(frames: Sequence[Frame]) -> Place:

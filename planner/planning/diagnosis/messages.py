@@ -1,6 +1,7 @@
-"""Read the figures of an out-of-memory message. The wordings are from
-c10/cuda/CUDACachingAllocator.cpp in torch 1.0 to 2.13, from its counterparts for ROCm, XPU and MPS, and from
-the libraries that report a failed allocation by a status alone.
+"""Read the figures of an out-of-memory message.
+
+The wordings are from c10/cuda/CUDACachingAllocator.cpp in torch 1.0 to 2.13, from its counterparts for ROCm,
+XPU and MPS, and from the libraries that report a failed allocation by a status alone.
 """
 
 import re

@@ -505,7 +505,21 @@ LIBRARY = "/x/site-packages/"
         ),
         # checks of arguments
         ([(LIBRARY + "torch/distributions/d.py", "_validate_sample", "x")], Cause.TOO_LARGE),
+        # an evaluation within training, and training within an evaluation
+        ([("main.py", "train", "test()"), ("main.py", "validate", "model(x)")], Cause.EVALUATION),
+        ([(LIBRARY + "ax/loop.py", "evaluate_arm", "f(p)"), ("main.py", "train_arm", "y")], Cause.TOO_LARGE),
         # training
+        ([("main.py", "train", "fake()"), ("main.py", "generate", "net(z)")], Cause.TOO_LARGE),
+        ([("main.py", "train", "x"), (LIBRARY + "sb3/p.py", "evaluate_actions", "y")], Cause.TOO_LARGE),
+        ([(LIBRARY + "torch/optim/lbfgs.py", "_directional_evaluate", "closure()")], Cause.TOO_LARGE),
+        ([(LIBRARY + "hf/trainer.py", "_maybe_log_save_evaluate", "save()")], Cause.TOO_LARGE),
+        (
+            [
+                (LIBRARY + "hf/trainer.py", "_maybe_log_save_evaluate", "evaluate()"),
+                (LIBRARY + "hf/trainer.py", "evaluate", "y"),
+            ],
+            Cause.EVALUATION,
+        ),
         ([("main.py", "train_and_evaluate", "train()"), ("main.py", "train_epoch", "x")], Cause.TOO_LARGE),
         (
             [

@@ -123,6 +123,8 @@ def _cause(
         return of_code
     if allocated is None:
         return Cause.UNKNOWN, "the message does not say how much this process had allocated"
+    if reserved is None and not message.is_of_cuda_pools:
+        return Cause.UNKNOWN, "the message was cut off before it says how much was reserved and unused"
     return Cause.TOO_LARGE, _shortage(message, requested, allocated)
 
 

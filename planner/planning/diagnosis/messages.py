@@ -35,6 +35,7 @@ _FIGURES = {
     "metal": either("other allocations: SIZE"),
 }
 _LISTED = either(r"Process \d+ has SIZE memory in use")
+_NOT_AVAILABLE_BYTES = 2**63  # NVML_VALUE_NOT_AVAILABLE of nvml.h and negative sizes are printed as more
 _ROUNDING_BYTES = 2**30 // 100  # messages give GiB with two decimals
 
 
@@ -79,15 +80,22 @@ class Message(Struct, frozen=True):
     def reserved_bytes(self) -> int | None:
         """Return the bytes that PyTorch reserved, or None if they are unknown.
 
-        They are as printed, or the sum of allocated and unallocated bytes. The message does not have them
-        with cudaMallocAsync, whose pools are the driver's.
+        They are as printed, or the sum of allocated and unallocated bytes; of Apple's GPUs, the allocated
+        bytes. A message that was cut off may lack them, and with cudaMallocAsync the pools are the driver's.
         """
-        if _ASYNC in self.text:
-            return None
         allocated, unallocated = self.figure("allocated"), self.figure("unallocated")
-        if allocated is None:
+        if self.is_of_cuda_pools:
+            return None
+        if self.is_of_metal:
+            return allocated
+        if allocated is None or unallocated is None:
             return self.figure("reserved")
-        return self.figure("reserved") or allocated + (unallocated or 0)
+        return allocated + unallocated
+
+    @property
+    def is_of_cuda_pools(self) -> bool:
+        """Return whether cudaMallocAsync wrote the message, whose pools are the driver's."""
+        return _ASYNC in self.text
 
     @property
     def is_of_metal(self) -> bool:
@@ -121,16 +129,22 @@ class Message(Struct, frozen=True):
         list, and the message lists it with the other processes. Then the smallest listed process with at
         least the reserved bytes counts.
         """
-        reserved = self.reserved_bytes
-        if self.figure("own") is not None or reserved is None:
-            return self.figure("own")
+        own, reserved = self.figure("own"), self.reserved_bytes
+        if own is not None:
+            return own if own < _NOT_AVAILABLE_BYTES else None
+        if reserved is None:
+            return None
         return min((size for size in self._listed() if size + _ROUNDING_BYTES >= reserved), default=None)
 
     @property
     def other_bytes(self) -> int:
-        """Return the total bytes of the other processes that the message lists."""
-        own = 0 if self.figure("own") is not None else self.own_bytes or 0
-        return sum(self._listed()) - own
+        """Return the total bytes of the other processes that the message lists.
+
+        It is 0 if a listed process may be this one, in a message that was cut off before it says so.
+        """
+        if self.figure("own") is not None:
+            return sum(self._listed())
+        return 0 if self.reserved_bytes is None else sum(self._listed()) - (self.own_bytes or 0)
 
     @property
     def outside_bytes(self) -> int | None:
@@ -143,7 +157,8 @@ class Message(Struct, frozen=True):
         return None if total is None or free is None or mine is None else total - free - mine
 
     def _listed(self) -> list[int]:
-        return [in_bytes(size) for size in _LISTED.findall(self.text)]
+        sizes = map(in_bytes, _LISTED.findall(self.text))
+        return [size for size in sizes if size < _NOT_AVAILABLE_BYTES]
 
 
 def in_bytes(text: str) -> int:

@@ -35,7 +35,8 @@ WITHOUT_FIGURES = (
             "(?:CUDA|HIP)(?: driver)? error: out of memory",
             r"cuda runtime error \(2\) : out of memory",  # torch before 1.0
             r"Triton Error \[(?:CUDA|HIP)\]: out of memory",
-            "cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY",
+            # not torch's "Search for `cudaErrorMemoryAllocation' in ...", which continues a message
+            "(?<!Search for `)cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY",
             r"Failed to CUDA calloc(?: async)? \d+ bytes",  # NCCL
             "Cuda failure.{0,8}out of memory'?",
             r"^Error out of memory at line \d+",  # bitsandbytes
@@ -55,11 +56,12 @@ WITHOUT_FIGURES = (
     WithoutFigures(
         either(
             r"Out of memory allocating [\d,]+ bytes(?= \(allocated so far)",  # CuPy
+            r"bad_alloc: out_of_memory: (?:CUDA error|RMM failure)(?: \(failed to allocate SIZE\))?",
             "RESOURCE_EXHAUSTED: Out of memory|Resource exhausted: OOM|OOM when allocating tensor",  # XLA
             r"ran out of memory trying to allocate SIZE",  # BFC of TensorFlow and JAX
         ),
-        "{what} is of a library with an allocator of its own, such as CuPy, JAX or TensorFlow, of which no "
-        "figures are read: if PyTorch uses the same GPU, limit what the other takes; see nvidia-smi",
+        "{what} is of a library with an allocator of its own, such as CuPy, RMM, JAX or TensorFlow, of which "
+        "no figures are read: if PyTorch uses the same GPU, limit what the other takes; see nvidia-smi",
         is_of_host=False,
     ),
     WithoutFigures(

@@ -217,13 +217,18 @@ def test_a_limit_of_time_is_no_failed_request() -> None:
     [
         "OutOfMemoryError: Out of memory allocating 80,000,000 bytes (allocated so far: 512 bytes).",
         "XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 4294967296 bytes.",
+        "MemoryError: std::bad_alloc: out_of_memory: CUDA error (failed to allocate 8 bytes) at: rmm/mr.hpp",
         "OOM when allocating tensor with shape[64,256] and type float on /job:localhost/device:GPU:0",
     ],
 )
 def test_figures_of_other_allocators_are_not_read(line: str) -> None:
-    """CuPy, JAX and TensorFlow have allocators of their own."""
+    """CuPy, RMM, JAX and TensorFlow have allocators of their own, of a GPU's memory."""
     found = diagnosis_of(line)
-    assert (found.cause, "no figures are read" in found.reason) == (Cause.UNKNOWN, True)
+    assert (found.cause, found.is_of_host, "no figures are read" in found.reason) == (
+        Cause.UNKNOWN,
+        False,
+        True,
+    )
 
 
 def test_a_warning_of_torch_is_no_failure_yet() -> None:
@@ -594,6 +599,42 @@ def test_a_later_message_of_the_host_is_noted() -> None:
 
 
 MESSAGE = NEW.format("2.00 GiB", "23.69 GiB", "1.00 GiB", "", "22.50 GiB", "21.90 GiB", "100.00 MiB")
+
+
+@pytest.mark.parametrize(
+    ("message", "end"),
+    [
+        (MESSAGE, " is allocated by PyTorch"),
+        (MESSAGE.replace("Including non-PyTorch memory, this process", "Process 7"), " and 100.0"),
+        (OLD.format("1.17 GiB", "23.70 GiB", "20.50 GiB", "5.8 MiB", "22.9 GiB"), "free; 22.9"),
+    ],
+)
+def test_a_message_that_was_cut_off_does_not_say_what_was_reserved(message: str, end: str) -> None:
+    """What is missing is not taken as 0 bytes: neither the cause nor a setting is decided by it."""
+    found = diagnosis_of(message[: message.index(end) + len(end)])
+    assert (found.cause, found.reserved_bytes, found.would_help) == (Cause.UNKNOWN, None, ())
+    assert "cut off" in found.reason
+
+
+@pytest.mark.parametrize(
+    "holder", ["Process 7 has {} memory in use. ", "this process has {} memory in use. "]
+)
+def test_a_size_that_the_driver_does_not_know_is_left_out(holder: str) -> None:
+    """NVML has no size of a process under Windows and in some containers, and torch prints 2^64 bytes."""
+    text = NEW.format("128.00 MiB", "8.00 GiB", "0 bytes", "", "X", "7.10 GiB", "123.00 MiB")
+    unknown = holder.format("17179869184.00 GiB")
+    found = diagnosis_of(
+        text.replace("Including non-PyTorch memory, this process has X memory in use. ", unknown)
+    )
+    assert (found.cause, "17,179" in f"{found}") == (Cause.TOO_LARGE, False)
+    assert sum(held.size_bytes for held in found.live) <= 8 * GIB
+
+
+def test_a_hint_of_torch_continues_its_message() -> None:
+    """It names the status of CUDA again, and is no message of its own without a traceback."""
+    error = "torch.AcceleratorError: CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in https://\n"
+    found = diagnosis_of(TRACEBACK.format(call="fit(model)", function="fit") + error)
+    assert (found.site.line, found.notes) == ("/home/u/train.py:33, in fit", ())
 
 
 @pytest.mark.parametrize("end", ["\r\r\n", "\r 10%|#         | 1/10 [00:01<00:09]\r\n", "\n"])

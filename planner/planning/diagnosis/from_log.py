@@ -16,7 +16,6 @@ from planner.planning.diagnosis.from_frames import cause_of_frames, place_of_fra
 from planner.planning.diagnosis.log_reader import read_messages
 from planner.planning.diagnosis.messages import Message, in_bytes
 
-_CONTEXT_BYTES = 2**30  # more than any published CUDA context; the rest of a GPU is of other processes
 _PINNING = (
     "CUDA could not pin the memory of a batch: the host has no more memory that can be pinned, or the GPU on "
     "which the loader's thread makes a context for it, the first by default, is full; try pin_memory=False"
@@ -109,11 +108,11 @@ def _cause(
             f"other processes hold {size_text(others)} of the GPU; with the {size_text(free)} that are free, "
             f"that is enough for the {asked} asked for"
         )
-    outside = message.outside_bytes
-    if outside is not None and free is not None and free + max(0, outside - _CONTEXT_BYTES) >= requested:
+    if free is not None and message.unexplained_bytes and free + message.unexplained_bytes >= requested:
         return Cause.OTHER_PROCESS, (
-            f"{size_text(outside)} of the GPU are neither free nor PyTorch's in this process, and no CUDA "
-            "context takes so much: another process, or a library in this one, has them; see nvidia-smi"
+            f"{size_text(message.outside_bytes or 0)} of the GPU are neither free nor PyTorch's in this "
+            "process, and no CUDA context takes so much: another process, or a library in this one, has "
+            "them; see nvidia-smi"
         )
     if allocated is not None and reserved is not None and reserved - allocated >= requested:
         unused = f"{size_text(reserved - allocated)} were reserved and unused"
@@ -143,13 +142,10 @@ def _refused_despite_free(message: Message, free: int, asked: str) -> tuple[Caus
 def _is_missing_elsewhere(message: Message, requested: int) -> bool:
     """Return whether free memory and memory in use outside of PyTorch would have served a request.
 
-    Memory of other processes counts too. Of the memory outside of this process, a CUDA context is subtracted.
-    Returns False if the message lacks the free bytes.
+    Memory of other processes counts too. Returns False if the message lacks the free bytes.
     """
-    free, others, outside = message.figure("free"), message.other_bytes, message.outside_bytes
-    if free is None:
-        return False
-    return free + max(others, (outside or 0) - _CONTEXT_BYTES) >= requested
+    free = message.figure("free")
+    return free is not None and free + max(message.other_bytes, message.unexplained_bytes) >= requested
 
 
 def _shortage(message: Message, requested: int, allocated: int) -> str:

@@ -3,10 +3,11 @@
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 from planner.planning.diagnosis.messages import MESSAGE, Message
 from planner.planning.diagnosis.tracebacks import Frame, read_frame, read_frames
-from planner.planning.diagnosis.without_figures import WITHOUT_FIGURES
+from planner.planning.diagnosis.without_figures import BACKENDS, WITHOUT_FIGURES
 
 _KEPT_LINES = 400  # lines kept before a message; the longest tracebacks of trainers have some 120
 _MOST_WRITERS = 4096  # processes that are told apart, so that a log of any size takes little memory
@@ -14,6 +15,7 @@ _MESSAGE_LINES = 8  # lines over which a terminal may wrap a message
 # Each line of a log is searched once, which takes less time than a search for each pattern.
 _BEGINNING = re.compile("|".join((MESSAGE.pattern, *(one.pattern.pattern for one in WITHOUT_FIGURES))))
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_FIGURES_FOLLOW = re.compile(rf"(?:{BACKENDS}) out of memory\. Tried")
 # What a launcher puts before each line of a process. A number alone may be a line's or an hour.
 _WRITER = re.compile(
     r"^\s*(?:\d+:|(?P<writer>"
@@ -38,13 +40,15 @@ class _Reader:
 
         Nothing is yielded if no message ends there.
         """
-        begins = _begins(line)
+        begins, follows = _begins(line), bool(self._text)
         if self._text and (
             begins or len(self._text) == _MESSAGE_LINES or not line.strip() or read_frame(line)
         ):
             yield from self.end()
         if begins:
-            self._frames, self._text = read_frames(self._before), [line.strip()]
+            if not follows:  # else the traceback before the last message is this one's too
+                self._frames = read_frames(self._before)
+            self._text = [line.strip()]
             self._before.clear()
         elif self._text:
             self._text.append(line.strip())
@@ -81,7 +85,8 @@ def _printed(raw: str) -> Iterator[str]:
     """Yield the lines that a terminal shows for a line of a log.
 
     Text that progress bars overwrite is left out. Overwritten text is yielded if a message begins in it or it
-    names a frame. A traceback within a string of JSON has several lines.
+    names a frame. A traceback within a string of JSON has several lines. Messages that processes wrote to one
+    line are on a line each.
     """
     text = _CONTROL.sub("", raw).rstrip("\r\n")
     if "\\n" in text and "Traceback (most recent call last)" in text:
@@ -90,7 +95,8 @@ def _printed(raw: str) -> Iterator[str]:
     *overwritten, last = text.split("\r")
     if overwritten:
         yield from (part for part in overwritten if _begins(part) or read_frame(part))
-    yield last
+    seconds = [found.start() for found in _FIGURES_FOLLOW.finditer(last)][1:]
+    yield from (last[start:end] for start, end in pairwise([0, *seconds, len(last)]))
 
 
 def _begins(line: str) -> bool:

@@ -36,6 +36,10 @@ _FIGURES = {
 }
 _LISTED = either(r"Process \d+ has SIZE memory in use")
 _NOT_AVAILABLE_BYTES = 2**63  # NVML_VALUE_NOT_AVAILABLE of nvml.h and negative sizes are printed as more
+_CONTEXT_BYTES = 2**30  # more than any published CUDA context that loads kernels on first use
+# torch 1.12 loads all kernels: 1,690 MiB outside of its allocator on an RTX 3090 (docs/accuracy.md, timm),
+# whose contexts of today are 260 MiB at the least (benchmarks/published/contexts.csv).
+_ALL_KERNELS_BYTES = (1690 - 260) * 2**20
 _ROUNDING_BYTES = 2**30 // 100  # messages give GiB with two decimals
 
 
@@ -104,11 +108,17 @@ class Message(Struct, frozen=True):
 
     @property
     def free_bytes(self) -> int | None:
-        """Return the bytes that PyTorch could still reserve, or None if they are missing."""
+        """Return the bytes that PyTorch could still reserve, or None if they are missing.
+
+        A limit of the process (`set_per_process_memory_fraction`) counts.
+        """
         metal, total, allocated = (self.figure(name) for name in ("metal", "total", "allocated"))
-        if metal is None or total is None or allocated is None:
-            return self.figure("free")
-        return total - allocated - metal
+        if metal is not None and total is not None and allocated is not None:
+            return total - allocated - metal
+        free, allowed, reserved = self.figure("free"), self.figure("allowed"), self.reserved_bytes
+        if free is None or allowed is None or reserved is None:
+            return free
+        return min(free, max(0, allowed - reserved))
 
     @property
     def left_bytes(self) -> int | None:
@@ -155,6 +165,16 @@ class Message(Struct, frozen=True):
         total, free = self.figure("total"), self.figure("free")
         mine = self.reserved_bytes if self.own_bytes is None else self.own_bytes
         return None if total is None or free is None or mine is None else total - free - mine
+
+    @property
+    def unexplained_bytes(self) -> int:
+        """Return the bytes outside of this process that are more than a CUDA context, or 0 if unknown.
+
+        As much as the rounding of the figures may add is subtracted: half of the last digit of each.
+        """
+        kernels = _ALL_KERNELS_BYTES if self.is_before_2_1 else 0
+        rounding = 2 * _ROUNDING_BYTES  # of four figures: the total, the free and at most two of this process
+        return max(0, (self.outside_bytes or 0) - _CONTEXT_BYTES - kernels - rounding)
 
     def _listed(self) -> list[int]:
         sizes = map(in_bytes, _LISTED.findall(self.text))

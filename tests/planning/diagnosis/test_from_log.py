@@ -85,6 +85,23 @@ def diagnosis_of(text: str) -> Diagnosis:
             Cause.OTHER_PROCESS,
             (20, 2150.4, 2252.8, 24258.6),
         ),
+        # outside of torch 1,136 and 1,587 MiB: CUDA contexts of such a torch, which loads all kernels
+        (
+            OLD.format("2.00 MiB", "3.82 GiB", "2.70 GiB", "539.00 KiB", "2.71 GiB"),
+            Cause.FRAGMENTATION,
+            (2, 2764.8, 2775, 3911.7),
+        ),
+        (
+            OLD.format("256.00 MiB", "79.20 GiB", "77.60 GiB", "0 bytes", "77.65 GiB"),
+            Cause.TOO_LARGE,
+            (256, 79462.4, 79513.6, 81100.8),
+        ),
+        # 1 GiB outside of torch, within the figures' rounding
+        (
+            NEW.format("8.00 MiB", "23.69 GiB", "1.00 MiB", "", "22.68 GiB", "22.00 GiB", "1.00 MiB"),
+            Cause.TOO_LARGE,
+            (8, 22528, 22529, 24258.6),
+        ),
         (
             "RuntimeError: CUDA out of memory. Tried to allocate 823.50 MiB (GPU 0; 15.90 GiB total "
             "capacity; "
@@ -732,6 +749,24 @@ def test_what_is_left_decides_whether_joining_it_may_help(free: str, fits: bool 
     text = NEW.format("64.00 MiB", "7.93 GiB", free, "", "7400.00 MiB", "7300.00 MiB", "10.00 MiB")
     found = diagnosis_of(text)
     assert (found.cause, [one.fits for one in found.would_help]) == (Cause.TOO_LARGE, [fits])
+
+
+def test_a_limit_of_the_process_bounds_what_is_left() -> None:
+    """Joining unused blocks does not help if the limit, not the GPU, refuses the request."""
+    text = NEW.format("2.00 GiB", "22.03 GiB", "11.79 GiB", "", "10.24 GiB", "10.00 GiB", "0 bytes")
+    found = diagnosis_of(text.replace("in use. Of", "in use. 11.02 GiB allowed; Of"))
+    assert (found.cause, [one.fits for one in found.would_help]) == (Cause.TOO_LARGE, [False])
+    assert [one.reason for one in found.would_help] == ["only 1,044.5 MiB were left in all"]
+
+
+@pytest.mark.parametrize("figures", [OLD.format("1.00 GiB", "39.59 GiB", "37.0", "", ""), MESSAGE])
+def test_two_messages_on_one_line_are_two(figures: str) -> None:
+    """Ranks write to one file: figures of one are not mixed with figures of the other."""
+    begun, after = figures[: figures.index(" total cap")], "RuntimeError: CUDA out of memory. Tried to "
+    whole = MESSAGE[MESSAGE.index("allocate") :].replace("2.00 GiB", "20.00 MiB")
+    found = diagnosis_of(f"{TRACEBACK.format(call='f(x)', function='fit')}{begun}{after}{whole}\n")
+    assert (found.requested_bytes, found.total_bytes) == (20 * MIB, round(23.69 * GIB))
+    assert found.site.line == "/home/u/train.py:33, in fit"
 
 
 HIP = NEW.replace("CUDA", "HIP").replace("PYTORCH_ALLOC", "PYTORCH_HIP_ALLOC")

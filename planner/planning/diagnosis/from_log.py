@@ -28,8 +28,9 @@ _OF_WINDOWS = re.compile(r"[A-Za-z]:[\\/]")
 def diagnose_log(lines: Iterable[str]) -> Diagnosis | None:
     """Diagnose the most detailed message of a log, or return None if there is no message.
 
-    If several are equally detailed, the last counts. Figures say more than a library's status, and a status
-    more than the note that a process was killed. Lines are read once, and few are kept.
+    If several are equally detailed, the last counts, unless it repeats figures without a traceback. Figures
+    say more than a library's status, and a status more than the note that a process was killed. Lines are
+    read once, and few are kept.
     """
     best = of_host = None
     best_detail = count = 0
@@ -37,7 +38,7 @@ def diagnose_log(lines: Iterable[str]) -> Diagnosis | None:
         detail, known = message.detail or 0, message.without_figures
         is_of_host = detail < 3 and known is not None and known[0].is_of_host
         count += detail > 1 and not is_of_host
-        if detail >= best_detail:
+        if detail >= best_detail and not (best is not None and _repeats(message, best)):
             best, best_detail, of_host = message, detail, None
         elif is_of_host:
             of_host = message
@@ -50,6 +51,11 @@ def diagnose_log(lines: Iterable[str]) -> Diagnosis | None:
         reason = _without_figures(of_host).reason
         notes.append(f"a later message is of the host: {of_host.text[:80]}: {reason}")
     return _with_notes(_diagnose(best), *notes)
+
+
+def _repeats(message: Message, earlier: Message) -> bool:
+    """Return whether a message repeats an earlier message without the earlier message's traceback."""
+    return bool(earlier.frames) and not message.frames and message.figures == earlier.figures
 
 
 def _diagnose(message: Message) -> Diagnosis:

@@ -1,5 +1,6 @@
 """Find the out-of-memory messages in the lines of a log, with the traceback before each message."""
 
+import json
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -16,15 +17,23 @@ _MESSAGE_LINES = 8  # lines over which a terminal may wrap a message
 _BEGINNING = re.compile("|".join((MESSAGE.pattern, *(one.pattern.pattern for one in WITHOUT_FIGURES))))
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _FIGURES_FOLLOW = re.compile(rf"(?:{BACKENDS}) out of memory\. Tried")
-# What a launcher puts before each line of a process. A number alone may be a line's or an hour.
+# What a launcher puts before each line of a process.
 _WRITER = re.compile(
-    r"^\s*(?:\d+:|(?P<writer>"
+    r"^\s*(?:[A-Z][a-z]{2} +\d+ [\d:]{8} |\d{4}-\d\d-\d\dT\S{8,30} )?(?P<writer>"
     r"(?:[A-Za-z][\w.-]{0,99}\d: ?)?(?:\[(?:rank|default)? ?\d+\]|(?:rank|default) ?\d+):"  # torchrun, pdsh
     r"|[A-Za-z][\w.-]{0,99}\d: "  # pdsh
     r"|[A-Za-z][\w.-]{0,99}\d +\| "  # Docker Compose
     r"|(?:\[\d+m)?\([^()]{0,99}\bpid=\d+[^()]{0,99}\)(?:\[0m)? "  # Ray, whose escape characters may be lost
-    r"))\s?"
+    r"|\[\d+,\d+\]<std(?:out|err)>:"  # Open MPI
+    r"|\[pod/[\w./-]{1,200}\] "  # kubectl logs --prefix
+    r"|[\w.-]{1,99} [\w./@-]{1,99}\[\d+\]: "  # journald, syslog
+    r")\s?"
 )
+_NUMBER = re.compile(r"^\s*(?P<writer>\d{1,4}): |^\s*\d+:\s?")
+_OF_DOCKER = re.compile(
+    r'^\{"log": ?("(?:[^"\\]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*")'
+)  # of its json-file driver
+_CHAINED = "The above exception was the direct cause of the following exception"
 
 
 class _Reader:
@@ -34,6 +43,8 @@ class _Reader:
         self._before: deque[str] = deque(maxlen=_KEPT_LINES)
         self._text: list[str] = []
         self._frames: tuple[Frame, ...] = ()
+        self._last = Message("", ())
+        self._is_chained = False
 
     def read(self, line: str) -> Iterator[Message]:
         """Read a line, and yield the message that ends before it.
@@ -48,6 +59,7 @@ class _Reader:
         if begins:
             if not follows:  # else the traceback before the last message is this one's too
                 self._frames = read_frames(self._before)
+            self._is_chained = any(_CHAINED in before for before in self._before)
             self._text = [line.strip()]
             self._before.clear()
         elif self._text:
@@ -56,23 +68,33 @@ class _Reader:
             self._before.append(line)
 
     def end(self) -> Iterator[Message]:
-        """Yield the message that is not yet ended, if there is one."""
+        """Yield the message that is not yet ended, if there is one.
+
+        The message of a chained exception is not yielded if it repeats its cause's figures, as that of a
+        worker's exception that the parent raises again.
+        """
         message = Message(" ".join(self._text), self._frames)
-        if message.detail is not None:
+        is_again = self._is_chained and any(message.figures) and message.figures == self._last.figures
+        if message.detail is not None and not is_again:
             yield message
+            self._last = message
         self._text = []
 
 
 def read_messages(lines: Iterable[str]) -> Iterator[Message]:
     """Yield the out-of-memory messages of a log.
 
-    Lines may begin with the name of the process that wrote them.
+    Lines may begin with the name of the process that wrote them. A number is a process (`srun --label`) if it
+    comes again: the number of a line, as `grep -n` writes it, does not.
     """
-    readers = {"": _Reader()}
+    readers, numbers = {"": _Reader()}, set[str]()
     for raw in lines:
         for line in _printed(raw):
-            found = _WRITER.match(line)
+            found = _WRITER.match(line) or _NUMBER.match(line)
             writer = (found["writer"] if found is not None else None) or ""
+            if writer.isdecimal() and writer not in numbers:
+                numbers.add(writer)
+                writer = ""
             if writer not in readers and len(readers) < _MOST_WRITERS:
                 readers[writer] = _Reader()
             reader = readers.get(writer, readers[""])
@@ -89,6 +111,9 @@ def _printed(raw: str) -> Iterator[str]:
     line are on a line each.
     """
     text = _CONTROL.sub("", raw).rstrip("\r\n")
+    docker = _OF_DOCKER.match(text)
+    if docker is not None:
+        text = str(json.loads(docker[1], strict=False)).rstrip("\r\n")
     if "\\n" in text and "Traceback (most recent call last)" in text:
         yield from text.replace('\\"', '"').split("\\n")
         return

@@ -58,6 +58,11 @@ class Message(Struct, frozen=True):
         return None if found is None else in_bytes(next(filter(None, found.groups())))
 
     @property
+    def figures(self) -> tuple[int | None, ...]:
+        """Return all figures of the message in bytes."""
+        return tuple(map(self.figure, _FIGURES))
+
+    @property
     def without_figures(self) -> tuple[WithoutFigures, re.Match[str]] | None:
         """Return the first of `WITHOUT_FIGURES` that matches, or None. The match is returned with it."""
         searched = ((one, one.pattern.search(self.text)) for one in WITHOUT_FIGURES)

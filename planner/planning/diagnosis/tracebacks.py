@@ -1,10 +1,10 @@
 """Read the frames of a traceback from a text.
 
-Python, a notebook or rich has printed the text.
+Python, a notebook, rich or pytest has printed the text.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from msgspec import Struct
@@ -23,11 +23,15 @@ _FRAMES = tuple(
             r"^(?P<file>(?:Cell|Input) In ?\[\d+\]),(?: line (?P<line>\d+),?)?(?: in (?P<function>.+))?$",
             rf"^{_FILE} in (?P<function>.+)$",  # IPython 7, Colab
             rf"^\W{{0,9}}{_FILE}:(?P<line>\d+) in (?P<function>[\w.<>]+)\W*$",  # rich
+            r"^(?P<file>[^\s:\"]{1,400}\.py):(?P<line>\d+): ?(?:in (?P<function>[\w.<>]+))?$",  # pytest
         ),
     )
 )
 # The line of code that failed, with its number: of IPython, and of rich.
 _FAILED_LINE = re.compile(r"^(?:-+> ?|\W{0,9}❱ *)(?P<line>\d+)(?: *│)?(?P<code>.*)$")
+
+_BOXED_PATH = re.compile(r"^│ (?P<path>(?:[A-Za-z]:|~|\.)?[\\/][^│]*[^│ ]) *│$")  # rich
+_DEFINITION = re.compile(r"^\s+(?:async )?def (?P<function>\w+)\(")
 
 
 class Frame(Struct, frozen=True):
@@ -46,24 +50,40 @@ class Frame(Struct, frozen=True):
 
 def read_frames(lines: Iterable[str]) -> tuple[Frame, ...]:
     """Return the frames of the last traceback in the lines, the innermost last."""
-    given = list(lines)
+    given = list(_unfolded(lines))
     starts = [at for at, line in enumerate(given) if "Traceback (most recent call last)" in line]
     given = given[starts[-1] :] if starts else given
     frames: list[Frame] = []
+    defined = None  # the function whose source pytest prints before its line's number
     for line, after in pairwise([*given, ""]):
         frame, failed = read_frame(line), _FAILED_LINE.match(line)
         if frame is not None:
+            if defined is not None and " in " not in line:
+                frame = replace(frame, function=defined["function"])
             is_code = frame.line and not (read_frame(after) or _FAILED_LINE.match(after))
             frames.append(replace(frame, code=after.strip()) if is_code else frame)
         elif failed is not None and frames:
             frames[-1] = replace(frames[-1], line=failed["line"], code=failed["code"].strip(" │"))
+        defined = _DEFINITION.match(line) or (None if frame is not None else defined)
     return tuple(frames)
+
+
+def _unfolded(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the lines, with the two lines over which rich folds a long path as one."""
+    given = iter(lines)
+    for line in given:
+        boxed = _BOXED_PATH.match(line)
+        if boxed is None or read_frame(line) is not None:
+            yield line
+        else:
+            gap = " " if ":" in boxed["path"][2:] else ""
+            yield f"│ {boxed['path']}{gap}{next(given, '').lstrip('│ ')}"
 
 
 def read_frame(line: str) -> Frame | None:
     """Return the frame that a line names, or None if it names no frame.
 
-    The line is from Python, IPython or rich.
+    The line is from Python, IPython, rich or pytest.
     """
     found = next(filter(None, (form.search(line) for form in _FRAMES)), None)
     if found is None:

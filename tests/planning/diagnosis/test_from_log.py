@@ -672,6 +672,8 @@ def test_old_versions_write_the_capacity_without_an_i() -> None:
     "writer",
     [
         "[rank{}]: ", "[default{}]:", "worker-{}: [rank3]: ", "worker-{}: ", "trainer-{}  | ",
+        "{}: ", "[1,{}]<stderr>:", "[pod/train-{}/main] ", "May 01 12:00:00 gpu01 train[424{}]: ",
+        "2024-05-01T12:00:00+00:00 gpu01 train[424{}]: ",
         "\x1b[36m(RayTrainWorker pid={}, ip=10.0.0.2)\x1b[0m ", "[36m(RayTrainWorker pid={})[0m ",
     ],
 )  # fmt: skip
@@ -714,6 +716,51 @@ def test_a_traceback_within_json_has_lines() -> None:
     text = 'Traceback (most recent call last):\n  File "train.py", line 50, in fit\n    f(x)\n' + MESSAGE
     found = diagnosis_of(json.dumps({"level": "ERROR", "exc": text}))
     assert found.site.line == "train.py:50, in fit"
+
+
+def test_docker_s_lines_of_json_are_the_lines_of_a_process() -> None:
+    """Its driver json-file writes an object for each line, whose quotes and ends are escaped."""
+    lines = ["Traceback (most recent call last):", '  File "train.py", line 50, in fit', "    f(x)", MESSAGE]
+    objects = ({"log": f"{line}\n", "stream": "stderr"} for line in lines)
+    found = diagnosis_of("\n".join(json.dumps(one) for one in objects))
+    assert found.site == Place("train.py:50, in fit", "f")
+
+
+PARENT = 'Traceback (most recent call last):\n  File "sweep.py", line 12, in main\n    f.result()\n'
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        f"The above exception was the direct cause of the following exception:\n\n{PARENT}{MESSAGE}",
+        f"2026-01-01 12:00:00 ERROR {MESSAGE}",
+    ],
+)
+def test_a_message_that_is_repeated_has_the_first_place(again: str) -> None:
+    """A parent raises a worker's error again, and a logger prints the error without its traceback."""
+    found = diagnosis_of(f'{TRACEBACK.format(call="f(x)", function="fit")}{MESSAGE}\n"""\n\n{again}\n')
+    assert found.site.line == "/home/u/train.py:33, in fit"
+
+
+def test_a_traceback_of_pytest() -> None:
+    """The function of a line stands in the source above it, or after the line's number."""
+    lines = (
+        "    def run():", ">       fit(x)", "", "tests/a.py:12: ", "_ _ _ _ _",
+        "tests/b.py:30: in fit", "    net(x)", "/opt/site-packages/torch/c.py:9: in f", "    g(x)",
+        f"E   {MESSAGE}",
+    )  # fmt: skip
+    assert diagnosis_of("\n".join(lines)).site == Place("tests/b.py:30, in fit", "g")
+    assert diagnosis_of("\n".join((*lines[:5], lines[-1]))).site == Place("tests/a.py:12, in run")
+
+
+@pytest.mark.parametrize(
+    "halves", [("/home/u/long/tra", "in.py:7 in fit"), ("/home/u/long/train.py:7 in", "fit")]
+)
+def test_a_path_that_rich_folds_is_one(halves: tuple[str, str]) -> None:
+    """In a narrow terminal a path goes over two lines of the box."""
+    lines = (f"│ {half:<30} │" for half in halves)
+    found = diagnosis_of("\n".join(("╭─ Traceback (most recent call last) ─╮", *lines, "╰───╯", MESSAGE)))
+    assert found.site.line == "/home/u/long/train.py:7, in fit"
 
 
 @pytest.mark.parametrize("line", ["oom_killer disabled", "srun --oom-kill-step=0", "OOM-kill-policy=none"])

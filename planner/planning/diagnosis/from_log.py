@@ -85,15 +85,17 @@ def _without_figures(message: Message) -> Diagnosis:
     place = place_of_frames(message.frames)
     assert message.without_figures is not None  # else it is no message
     known, found = message.without_figures
-    reason = known.reason.format(what=found[0][:120])
+    what = re.sub(r"^\W+|\.$", "", found[0])[:120]
+    reason = known.reason.format(what=what)
     sizes = [in_bytes(size) for size in found.groups() if size]
     requested = sizes[0] if sizes else None
     if known.is_of_host:
         return Diagnosis("log", Cause.UNKNOWN, reason, requested, site=place, is_of_host=True)
     if any(frame.file.endswith("pin_memory.py") for frame in message.frames):
         reason = _PINNING
-    cause, why = cause_of_frames(message.frames) or (known.cause, reason)
-    return Diagnosis("log", cause, why, requested, site=place)
+    is_decided = known.cause is not Cause.UNKNOWN or known.detail < 2
+    of_frames = None if is_decided else cause_of_frames(message.frames)
+    return Diagnosis("log", *(of_frames or (known.cause, reason)), requested, site=place)
 
 
 def _cause(
@@ -169,10 +171,10 @@ def _shortage(message: Message, requested: int, allocated: int) -> str:
 def _help(message: Message, requested: int) -> tuple[Help, ...]:
     """Return whether allocator settings might have served the request, or () if unknown.
 
-    It is unknown if the message lacks a figure or is of Apple's GPUs.
+    It is unknown if the message lacks a figure or is of another backend than CUDA and ROCm.
     """
     left, expandable = message.left_bytes, "expandable_segments:True"
-    if left is None or message.is_of_metal:
+    if left is None or not message.is_of_cuda:
         return ()
     if left < requested:
         return (Help(expandable, False, None, f"only {size_text(left)} were left in all"),)
@@ -226,7 +228,7 @@ def _notes(message: Message) -> tuple[str, ...]:
             "memory of the host, as it does on Windows, which is much slower"
         )
     told = "a history (torch.cuda.memory._record_memory_history, since torch 2.1) tells whether memory grew"
-    if message.is_of_metal or "XPU out of memory" in message.text:
+    if not message.is_of_cuda:
         told = "whether memory grew is not known"
     notes.append(f"a message shows the moment of the failure alone: {told}")
     return tuple(notes)

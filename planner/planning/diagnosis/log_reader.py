@@ -110,7 +110,7 @@ def _printed(raw: str) -> Iterator[str]:
     names a frame. A traceback within a string of JSON has several lines. Messages that processes wrote to one
     line are on a line each.
     """
-    text = _CONTROL.sub("", raw).rstrip("\r\n")
+    text = _CONTROL.sub("", raw).rstrip("\r\n").replace("\xa0", " ")
     docker = _OF_DOCKER.match(text)
     if docker is not None:
         text = str(json.loads(docker[1], strict=False)).rstrip("\r\n")

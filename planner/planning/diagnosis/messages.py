@@ -13,9 +13,10 @@ from planner.planning.diagnosis.without_figures import BACKENDS, WITHOUT_FIGURES
 
 _BYTES = {"bytes": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _ASYNC = "would exceed allowed memory"  # c10/cuda/CUDAMallocAsyncAllocator.cpp
+_OF_OTHERS = re.compile("(?:XPU|NPU|MPS backend) out of memory")
 MESSAGE = re.compile(rf"({BACKENDS}) out of memory|{_ASYNC}")
 _FIGURES = {
-    "requested": either("[Tt]ried to allocate SIZE", r"Requested\s*: SIZE"),
+    "requested": either("[Tt]ried to allocate SIZE", r"Requested\s*: SIZE", "Requested size: SIZE"),
     # torch 2.1 and 2.2 write "capacty"
     "total": either(
         "total capaci?ty of SIZE", "SIZE total capacity", "max allowed: SIZE", r"Device limit\s*: SIZE"
@@ -82,8 +83,8 @@ class Message(Struct, frozen=True):
 
     @property
     def is_before_2_1(self) -> bool:
-        """Return whether the message has the wording of torch before 2.1."""
-        return "already allocated" in self.text and "total capacity;" in self.text
+        """Return whether the message has the wording of torch for CUDA before 2.1."""
+        return self.is_of_cuda and "already allocated" in self.text and "total capacity;" in self.text
 
     @property
     def reserved_bytes(self) -> int | None:
@@ -105,6 +106,11 @@ class Message(Struct, frozen=True):
     def is_of_cuda_pools(self) -> bool:
         """Return whether cudaMallocAsync wrote the message, whose pools are the driver's."""
         return _ASYNC in self.text
+
+    @property
+    def is_of_cuda(self) -> bool:
+        """Return whether the allocator of CUDA or ROCm wrote the message, not of another backend."""
+        return _OF_OTHERS.search(self.text) is None
 
     @property
     def is_of_metal(self) -> bool:
@@ -177,6 +183,8 @@ class Message(Struct, frozen=True):
 
         As much as the rounding of the figures may add is subtracted: half of the last digit of each.
         """
+        if not self.is_of_cuda:
+            return 0
         kernels = _ALL_KERNELS_BYTES if self.is_before_2_1 else 0
         rounding = 2 * _ROUNDING_BYTES  # of four figures: the total, the free and at most two of this process
         return max(0, (self.outside_bytes or 0) - _CONTEXT_BYTES - kernels - rounding)
@@ -188,7 +196,8 @@ class Message(Struct, frozen=True):
 
 def in_bytes(text: str) -> int:
     """Convert a size such as "64.00 MiB" to bytes, or return 0 if its number is malformed."""
-    number, unit = re.findall(r"[\d.]+|[A-Za-z]+", text)[:2]
+    number, unit = re.findall(r"[\d.,]+|[A-Za-z]+", text)[:2]
+    number = re.sub(r",(?=\d{3})", "", number).replace(",", ".")  # a comma may be of the locale
     try:
         return round(float(number) * _BYTES[unit if unit in _BYTES else unit[0]])
     except ValueError:  # such as "1.2.3"

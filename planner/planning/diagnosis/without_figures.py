@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from planner.planning.diagnosis.diagnosis import Cause
 
-NUMBER = r"([\d.]+ ?(?:bytes|[KMGT]?i?B))"
-BACKENDS = "CUDA|HIP|XPU|MPS backend"
+NUMBER = r"([\d.,]+ ?(?:bytes|[KMGT]?i?B))"
+BACKENDS = "CUDA|HIP|XPU|NPU|MPS backend"
 
 
 def either(*forms: str) -> re.Pattern[str]:
@@ -31,8 +31,11 @@ class WithoutFigures(Struct, frozen=True):
 WITHOUT_FIGURES = (
     WithoutFigures(
         either(
-            "(?:CUDNN|CUBLAS|CUSOLVER)_STATUS_ALLOC_FAILED",
-            "(?:CUDA|HIP)(?: driver)? error: out of memory",
+            "(?:CUDNN|CUBLAS|CUSOLVER|HIPBLAS)_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED",
+            "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",  # since cuDNN 9
+            "(?:CUDA|HIP)(?: driver)? error: out of memory|hipErrorOutOfMemory",
+            "UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY",  # Intel's
+            r"Cuda Runtime \(out of memory\)",  # TensorRT
             r"cuda runtime error \(2\) : out of memory",  # torch before 1.0
             r"Triton Error \[(?:CUDA|HIP)\]: out of memory",
             # not torch's "Search for `cudaErrorMemoryAllocation' in ...", which continues a message
@@ -41,14 +44,38 @@ WITHOUT_FIGURES = (
             "Cuda failure.{0,8}out of memory'?",
             r"^Error out of memory at line \d+",  # bitsandbytes
         ),
-        "{what} names no sizes, so that the cause is not decided: a library or the driver asked CUDA itself; "
-        "look for another process in nvidia-smi, or try a smaller batch",
+        "{what} names no sizes, so that the cause is not decided: a library or the driver asked for memory "
+        "itself; look for another process on the GPU (nvidia-smi), or try a smaller batch",
+        is_of_host=False,
+    ),
+    WithoutFigures(
+        either("CUDA out of memory occurred when warming up (?:sampler|pooler)"),
+        "vLLM filled its share of the GPU, and what is left is too little for its sampler: lower "
+        "max_num_seqs or gpu_memory_utilization",
+        is_of_host=False,
+        cause=Cause.TOO_LARGE,
+    ),
+    WithoutFigures(
+        either("rror: No executable batch size found, reached zero"),
+        "accelerate lowered the batch size to zero, as no batch fit: lower what each sample and the model "
+        "take",
+        is_of_host=False,
+        cause=Cause.TOO_LARGE,
+    ),
+    WithoutFigures(
+        either(r"NVML_SUCCESS == .{1,99} INTERNAL ASSERT FAILED at .{1,99}CUDACachingAllocator"),
+        "torch looked for the processes on the GPU, as it does to report that memory ran out, and the driver "
+        "did not list them: the sizes are lost; try a smaller batch",
         is_of_host=False,
     ),
     WithoutFigures(
         either(
-            rf"(?:rror|RROR|xception|WARNING|FATAL)\W{{1,4}}(?:{BACKENDS}) out of memory",
+            rf"(?:(?<=rror)|(?<=RROR)|(?<=xception)|(?<=WARNING)|(?<=FATAL))\W{{1,4}}"
+            rf"(?:{BACKENDS}) out of memory",
             rf"^(?:{BACKENDS}) out of memory(?:[.!]|$)",
+            # cudaMallocAsync, without its figures
+            r"Allocation on device .{0,9}would exceed allowed memory",
+            "(?<=OutOfMemoryError: )Allocation on device",
         ),
         "{what} names no sizes, so that the cause is not decided: give the log with PyTorch's whole message",
         is_of_host=False,
@@ -57,7 +84,11 @@ WITHOUT_FIGURES = (
         either(
             r"Out of memory allocating [\d,]+ bytes(?= \(allocated so far)",  # CuPy
             r"bad_alloc: out_of_memory: (?:CUDA error|RMM failure)(?: \(failed to allocate SIZE\))?",
-            "RESOURCE_EXHAUSTED: Out of memory|Resource exhausted: OOM|OOM when allocating tensor",  # XLA
+            "RESOURCE_EXHAUSTED: Failed to allocate request for SIZE",  # XLA, as the next
+            "RESOURCE_EXHAUSTED: Out of memory|Resource exhausted: OOM|OOM when allocating tensor",
+            r"Failed to allocate memory for requested buffer of size \d+",  # ONNX Runtime
+            r"allocating SIZE on device \d+: cudaMalloc failed: out of memory",  # llama.cpp
+            r"Out of memory error on GPU \d+\. Cannot allocate SIZE memory",  # PaddlePaddle
             r"ran out of memory trying to allocate SIZE",  # BFC of TensorFlow and JAX
         ),
         "{what} is of a library with an allocator of its own, such as CuPy, RMM, JAX or TensorFlow, of which "
@@ -71,6 +102,27 @@ WITHOUT_FIGURES = (
             r"PBS: job killed: walltime",
         ),
         "{what}: the scheduler ended the job at its limit of time; ask for more of it, or save checkpoints",
+        is_of_host=False,
+        cause=Cause.NO_FAILURE,
+        detail=1,
+    ),
+    WithoutFigures(
+        either(
+            r"\[Errno 28\] No space left on device(?!: '/dev/shm)",
+            "code: 28, kind: StorageFull",  # safetensors
+            r"inline_container\.cc:\d+\] \. unexpected pos \d+ vs \d+",  # torch.save
+        ),
+        "a file could not be written, as a full disk or quota causes it, and not memory: free space there, "
+        "or keep fewer checkpoints",
+        is_of_host=False,
+        cause=Cause.NO_FAILURE,
+        detail=1,
+    ),
+    WithoutFigures(
+        either(r"Too many open files \(24\)|\[Errno 24\] Too many open files"),
+        "the process has as many files open as it may, and memory did not run out: raise ulimit -n, or, as "
+        "loaders' workers share each tensor by a file, call "
+        "torch.multiprocessing.set_sharing_strategy('file_system')",
         is_of_host=False,
         cause=Cause.NO_FAILURE,
         detail=1,
@@ -124,7 +176,7 @@ WITHOUT_FIGURES = (
     ),
     WithoutFigures(
         either(
-            "DefaultCPUAllocator: .*?tried to allocate SIZE",
+            r"(?:DefaultCPUAllocator|\$ Torch): .*?tried to allocate SIZE",
             "Unable to allocate SIZE for an array",
             "^MemoryError|std::bad_alloc",
             r"\[Errno 12\] Cannot allocate memory",
@@ -137,6 +189,7 @@ WITHOUT_FIGURES = (
         either(
             r"DataLoader worker \(pid.*?\) is killed by signal: Killed",
             "OOMKilled",  # Kubernetes, Docker
+            "OutOfMemoryError: [Cc]ontainer killed due to memory usage",  # Amazon ECS
             "oom[-_]kill event|out-of-memory handler|exceeded (?:job |step )?memory limit",  # Slurm
             "Exceeded job memory limit|srun: error: .*: Out Of Memory",
             "TERM_MEMLIMIT",  # LSF
@@ -152,6 +205,7 @@ WITHOUT_FIGURES = (
             r"insufficient shared memory \(shm\)",
             r"DataLoader worker \(pid.*?\) is killed by signal: Bus error",
             "unable to (?:write to|open|mmap|allocate|resize) .{0,9}</torch_.{0,99}No space left on device",
+            "No space left on device: '/dev/shm",
         ),
         "the shared memory of the host (/dev/shm) ran out, through which workers hand over batches; give the "
         "container more (docker run --shm-size or --ipc=host), or use fewer workers",
@@ -174,7 +228,7 @@ WITHOUT_FIGURES = (
             r"exitcode\s*: -9\b",
             r"return code = -9\b",  # DeepSpeed's launcher
             r"died with <Signals\.SIGKILL",  # accelerate launch
-            r"[Ee]xit [Cc]ode:?\s+137\b",  # containers
+            r"[Ee]xit(?:ed with)? (?:[Cc]ode|status):?\s+137\b|non-zero status of 137\b",  # containers
             r"(?:^|\]|: task \d+: )Killed(?: |$)",  # shells, after a progress bar too; Slurm
             r": line \d+: +\d+ Killed",
             r"zsh: killed",

@@ -1,6 +1,7 @@
 """Out-of-memory messages as torch and its libraries word them, and the causes that their figures decide."""
 
 import json
+import re
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,15 @@ def test_the_figures_of_a_message_decide(message: str, cause: Cause, mib: tuple[
         "RuntimeError: Triton Error [CUDA]: out of memory",
         "CudaAPIError: [2] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY",
         "RuntimeError: CUDA out of memory",
+        "[rank0]: torch.OutOfMemoryError: CUDA out of memory.",
+        "OutOfMemoryError: Allocation on device 0 would exceed allowed memory. (out of memory)",
+        "torch.OutOfMemoryError: Allocation on device",
+        "RuntimeError: cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "RuntimeError: cuFFT error: CUFFT_ALLOC_FAILED",
+        "RuntimeError: CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`",
+        "hipErrorOutOfMemory: out of memory",
+        "level_zero backend failed with error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)",
+        "[TRT] [E] 1: [defaultAllocator.cpp::allocate::31] Error Code 1: Cuda Runtime (out of memory)",
         "ERROR - HIP out of memory. Skipping batch",
     ],
 )
@@ -154,7 +164,8 @@ def test_a_status_alone_decides_nothing(line: str) -> None:
     """Without sizes the cause is unknown, and the reason says so."""
     found = diagnosis_of(line)
     assert (found.cause, found.requested_bytes) == (Cause.UNKNOWN, None)
-    assert "names no sizes" in found.reason
+    words = re.match(r"(.+) names no sizes", found.reason)
+    assert words is not None and re.search(rf"(?<!\w){re.escape(words[1])}", line) and words[1][-1] != "."
 
 
 @pytest.mark.parametrize(
@@ -183,6 +194,9 @@ def test_a_status_alone_decides_nothing(line: str) -> None:
         ("slurmstepd: error: Exceeded job memory limit", "more memory of the host", None),
         ("TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.", "more memory of the host", None),
         ("=>> PBS: job killed: mem 133kb exceeded limit 131kb", "more memory of the host", None),
+        ("OutOfMemoryError: Container killed due to memory usage", "more memory of the host", None),
+        ("$ Torch: not enough memory: you tried to allocate 16GB. Buy new RAM!", "less at once", 16 * GIB),
+        ("OSError: [Errno 28] No space left on device: '/dev/shm/a'", "--shm-size", None),
         ("MemoryError", "fewer workers", None),
         ("OSError: [Errno 12] Cannot allocate memory", "fewer workers", None),
         ("terminate called after throwing an instance of 'std::bad_alloc'", "fewer workers", None),
@@ -209,6 +223,8 @@ def test_memory_of_the_host_is_told_apart(line: str, words: str, requested_bytes
         "srun: error: n01: task 0: Killed",
         "    Exit Code:    137",
         "command terminated with exit code 137",
+        "Process exited with code 137",
+        "The replica master 0 exited with a non-zero status of 137.",
         "[launch.py:347:sigkill_handler] exits with return code = -9",
         "['python', 'a.py']' died with <Signals.SIGKILL: 9>.",
     ],
@@ -218,6 +234,24 @@ def test_a_killed_process_does_not_say_why(line: str) -> None:
     found = diagnosis_of(line)
     assert (found.cause, found.is_of_host) == (Cause.UNKNOWN, False)
     assert "killed from outside" in found.reason and "for other reasons" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("OSError: [Errno 28] No space left on device: '/scratch/a.pt'", "full disk"),
+        ('SafetensorError: IoError(Os { code: 28, kind: StorageFull, message: "No space" })', "full disk"),
+        ("[enforce fail at inline_container.cc:603] . unexpected pos 6912 vs 6802", "full disk"),
+        (
+            "unable to open shared memory object </torch_9_8> in read-write mode: Too many open files (24)",
+            "ulimit",
+        ),
+    ],
+)
+def test_what_is_not_memory_is_said(line: str, words: str) -> None:
+    """A process also ends if the disk is full or too many files are open, in an evaluation too."""
+    found = diagnosis_of(TRACEBACK.format(call="evaluate()", function="evaluate") + line)
+    assert (found.cause, found.is_of_host, words in found.reason) == (Cause.NO_FAILURE, False, True)
 
 
 def test_a_limit_of_time_is_no_failed_request() -> None:
@@ -235,6 +269,10 @@ def test_a_limit_of_time_is_no_failed_request() -> None:
         "OutOfMemoryError: Out of memory allocating 80,000,000 bytes (allocated so far: 512 bytes).",
         "XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 4294967296 bytes.",
         "MemoryError: std::bad_alloc: out_of_memory: CUDA error (failed to allocate 8 bytes) at: rmm/mr.hpp",
+        "JaxRuntimeError: RESOURCE_EXHAUSTED: Failed to allocate request for 4.00GiB (4294967296B) on device",
+        "BFCArena::AllocateRawInternal Failed to allocate memory for requested buffer of size 1073741824",
+        "ggml_backend_cuda: allocating 4096.00 MiB on device 0: cudaMalloc failed: out of memory",
+        "Out of memory error on GPU 0. Cannot allocate 1.500000GB memory on GPU 0",
         "OOM when allocating tensor with shape[64,256] and type float on /job:localhost/device:GPU:0",
     ],
 )
@@ -338,6 +376,17 @@ def test_what_is_missing_is_what_was_free_less_than_asked_for() -> None:
             "when initializing the engine.",
             Cause.TOO_LARGE,
             "planner serve",
+        ),
+        (
+            "RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests.",
+            Cause.TOO_LARGE,
+            "max_num_seqs",
+        ),
+        ("RuntimeError: No executable batch size found, reached zero.", Cause.TOO_LARGE, "no batch fit"),
+        (
+            'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator.cpp":1154',
+            Cause.UNKNOWN,
+            "the sizes are lost",
         ),
         (
             "ValueError: The model's max seq len (131072) is larger than the maximum number of tokens that "
@@ -796,6 +845,23 @@ def test_what_is_left_decides_whether_joining_it_may_help(free: str, fits: bool 
     text = NEW.format("64.00 MiB", "7.93 GiB", free, "", "7400.00 MiB", "7300.00 MiB", "10.00 MiB")
     found = diagnosis_of(text)
     assert (found.cause, [one.fits for one in found.would_help]) == (Cause.TOO_LARGE, [fits])
+
+
+@pytest.mark.parametrize(
+    "point", [(" GiB", "\xa0GiB"), ("2.00", "2,00"), ("Tried to allocate", "Requested size:")]
+)
+def test_sizes_are_read_as_a_locale_or_a_limit_words_them(point: tuple[str, str]) -> None:
+    """A space that does not break, a decimal comma, and a request that torch refuses by a limit."""
+    found = diagnosis_of(MESSAGE.replace(*point))
+    assert (found.cause, found.requested_bytes) == (Cause.TOO_LARGE, 2 * GIB)
+
+
+def test_another_backend_has_neither_settings_nor_a_history_of_cuda() -> None:
+    """Ascend's message has the wording of torch for CUDA before 2.1."""
+    text = OLD.format("2.00 GiB", "60.97 GiB", "57.00 GiB", "10.00 MiB", "59.50 GiB").replace("CUDA", "NPU")
+    found = diagnosis_of(text)
+    assert (found.cause, found.would_help) == (Cause.FRAGMENTATION, ())
+    assert found.notes[-1].endswith("whether memory grew is not known")
 
 
 def test_a_limit_of_the_process_bounds_what_is_left() -> None:

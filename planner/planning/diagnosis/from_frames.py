@@ -21,6 +21,17 @@ _PRODUCES = {"predict", "prediction", "inference", "infer", "generate"}  # train
 _OF_LOOPS = {"run", "do", "on", "one", "step", "loop", "epoch", "batch", "model", "start", "end", "fn"}
 
 
+# Functions of torch that copy to a GPU, and what spares the copy.
+_COPIES = {
+    "_cuda_deserialize": "torch.load put the file's tensors on the GPU that they were saved from: pass "
+    'map_location="cpu", and load the state from there',
+    "_process_value_according_to_param_policy": "load_state_dict copied the state of an optimizer to the "
+    "GPU, which each step needs there: free other memory before, or take an optimizer with less state",
+    "__deepcopy__": "copy.deepcopy made a second copy on the GPU: copy a model that is on the CPU, or keep "
+    "the copy, such as an average of weights, there",
+}
+
+
 def names_evaluation(function: str) -> bool:
     """Return whether a function's name says that it evaluates. An example is `validation_step`."""
     words, may_evaluate = _words(function), _VALIDATES | _PRODUCES
@@ -102,3 +113,9 @@ def place_of_frames(frames: Sequence[Frame]) -> Place:
     if _is_backward(frames):
         calls = ["backward"]
     return Place(f"{own.file}:{own.line}, in {own.function}", calls[0] if calls else "")
+
+
+def advice_of_frames(frames: Iterable[Frame]) -> tuple[str, ...]:
+    """Return how to spare the copies of tensors that functions of torch in a traceback make."""
+    names = (frame.function for frame in frames if not frame.is_of_user)
+    return tuple(dict.fromkeys(_COPIES[name] for name in names if name in _COPIES))

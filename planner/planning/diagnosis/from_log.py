@@ -12,7 +12,11 @@ from planner.planning.diagnosis.diagnosis import (
     Help,
     size_text,
 )
-from planner.planning.diagnosis.from_frames import cause_of_frames, place_of_frames
+from planner.planning.diagnosis.from_frames import (
+    advice_of_frames,
+    cause_of_frames,
+    place_of_frames,
+)
 from planner.planning.diagnosis.log_reader import read_messages
 from planner.planning.diagnosis.messages import Message, in_bytes
 
@@ -215,7 +219,7 @@ def _live(message: Message, allocated: int | None, reserved: int | None) -> tupl
 
 
 def _notes(message: Message) -> tuple[str, ...]:
-    notes = []
+    notes = [*advice_of_frames(message.frames)]
     allowed = message.figure("allowed")
     if allowed is not None and not message.is_of_metal:
         notes.append(f"the process was limited to {size_text(allowed)} by set_per_process_memory_fraction")

@@ -609,6 +609,21 @@ def test_functions_that_train_or_are_of_a_model_evaluate_nothing(
     assert diagnosis_of("".join(["Traceback (most recent call last):\n", *lines, MESSAGE])).cause is cause
 
 
+@pytest.mark.parametrize(
+    ("file", "function", "words"),
+    [
+        ("torch/serialization.py", "_cuda_deserialize", 'map_location="cpu"'),
+        ("torch/optim/optimizer.py", "_process_value_according_to_param_policy", "optimizer with less state"),
+        ("torch/_tensor.py", "__deepcopy__", "on the CPU"),
+    ],
+)
+def test_a_copy_that_torch_makes_on_the_gpu_is_advised_against(file: str, function: str, words: str) -> None:
+    """Loading and copying take memory that a step may not need."""
+    head = 'Traceback (most recent call last):\n  File "a.py", line 7, in main\n    f(x)\n'
+    found = diagnosis_of(f'{head}  File "{LIBRARY}{file}", line 9, in {function}\n    g(x)\n{MESSAGE}\n')
+    assert (found.cause, words in found.notes[0]) == (Cause.TOO_LARGE, True)
+
+
 def test_an_evaluation_is_noted_beside_another_cause() -> None:
     """Memory in pieces is the cause, and the evaluation that met it is a note."""
     head = TRACEBACK.format(call="validate(model)", function="validate")

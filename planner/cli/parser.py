@@ -146,5 +146,10 @@ def _one_line(error: Any, name: str | None) -> str:
         file = script[1].rstrip(")")
         name = file if ":" in file else f"{file}:NAME"
         return f"{file}: write --model {name} for a model or training step of a file; see {command} --help"
+    extra = re.match(r"Got unexpected extra argument\S* \((.+)\)", message)
+    parameters = context.command.params if context is not None else ()
+    takes_file = any(one.param_type_name == "argument" and one.metavar == "FILE" for one in parameters)
+    if extra is not None and takes_file:
+        return f"{command} takes one FILE; remove {extra[1]}; see {command} --help"
     see = " See" if message.endswith("?") else "; see"
     return f"{message[:1].lower()}{message[1:]}{see} {command} --help"

@@ -24,6 +24,7 @@ COUNT = "is refused; use a whole number"
         ("max-btach", "no such command 'max-btach'. Did you mean 'max-batch'? See planner --help"),
         ("estimate --tensor-cores yes", "no such option: --tensor-cores; see planner estimate --help"),
         ("estimate 128", "got unexpected extra argument(s) (128); see planner estimate --help"),
+        ("diagnose a b c", "planner diagnose takes one FILE; remove b c; see planner diagnose --help"),
         ("estimate --model", "option '--model' requires an argument; see planner estimate --help"),
         ("estimate", "--model is missing: give a name of models.yaml, SOURCE:NAME or FILE.py:NAME"),
         (

@@ -19,6 +19,7 @@ from planner.planning.diagnosis.from_frames import (
 )
 from planner.planning.diagnosis.log_reader import read_messages
 from planner.planning.diagnosis.messages import Message, in_bytes
+from planner.planning.diagnosis.without_figures import BEFORE
 
 _PINNING = (
     "CUDA could not pin the memory of a batch: the host has no more memory that can be pinned, or the GPU on "
@@ -89,7 +90,7 @@ def _without_figures(message: Message) -> Diagnosis:
     place = place_of_frames(message.frames)
     assert message.without_figures is not None  # else it is no message
     known, found = message.without_figures
-    what = re.sub(r"^\W+|\.$", "", found[0])[:120]
+    what = re.sub(rf"^{BEFORE}\W+|\.$", "", found[0])[:120]
     reason = known.reason.format(what=what)
     sizes = [in_bytes(size) for size in found.groups() if size]
     requested = sizes[0] if sizes else None

@@ -10,6 +10,7 @@ from msgspec import Struct
 from planner.planning.diagnosis.diagnosis import Cause
 
 NUMBER = r"([\d.,]+ ?(?:bytes|[KMGT]?i?B))"
+BEFORE = "(?:rror|RROR|xception|WARNING|FATAL)"  # an error's name, or a level, ends so before a message
 BACKENDS = "CUDA|HIP|XPU|NPU|MPS backend"
 
 
@@ -39,7 +40,7 @@ WITHOUT_FIGURES = (
             r"cuda runtime error \(2\) : out of memory",  # torch before 1.0
             r"Triton Error \[(?:CUDA|HIP)\]: out of memory",
             # not torch's "Search for `cudaErrorMemoryAllocation' in ...", which continues a message
-            "(?<!Search for `)cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY",
+            "cudaErrorMemoryAllocation(?!' in )|CUDA_ERROR_OUT_OF_MEMORY",
             r"Failed to CUDA calloc(?: async)? \d+ bytes",  # NCCL
             "Cuda failure.{0,8}out of memory'?",
             r"^Error out of memory at line \d+",  # bitsandbytes
@@ -70,12 +71,9 @@ WITHOUT_FIGURES = (
     ),
     WithoutFigures(
         either(
-            rf"(?:(?<=rror)|(?<=RROR)|(?<=xception)|(?<=WARNING)|(?<=FATAL))\W{{1,4}}"
-            rf"(?:{BACKENDS}) out of memory",
+            rf"{BEFORE}\W{{1,4}}(?:{BACKENDS}) out of memory",
             rf"^(?:{BACKENDS}) out of memory(?:[.!]|$)",
-            # cudaMallocAsync, without its figures
-            r"Allocation on device .{0,9}would exceed allowed memory",
-            "(?<=OutOfMemoryError: )Allocation on device",
+            "rror: Allocation on device(?:.{0,9} would exceed allowed memory)?",  # cudaMallocAsync
         ),
         "{what} names no sizes, so that the cause is not decided: give the log with PyTorch's whole message",
         is_of_host=False,
@@ -176,7 +174,8 @@ WITHOUT_FIGURES = (
     ),
     WithoutFigures(
         either(
-            r"(?:DefaultCPUAllocator|\$ Torch): .*?tried to allocate SIZE",
+            "DefaultCPUAllocator: .*?tried to allocate SIZE",
+            r"\$ Torch: not enough memory: you tried to allocate SIZE",
             "Unable to allocate SIZE for an array",
             "^MemoryError|std::bad_alloc",
             r"\[Errno 12\] Cannot allocate memory",

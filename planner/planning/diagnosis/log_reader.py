@@ -4,7 +4,7 @@ import json
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from planner.planning.diagnosis.messages import MESSAGE, Message
 from planner.planning.diagnosis.tracebacks import Frame, read_frame, read_frames
@@ -60,10 +60,10 @@ class _Reader:
             if not follows:  # else the traceback before the last message is this one's too
                 self._frames = read_frames(self._before)
             self._is_chained = any(_CHAINED in before for before in self._before)
-            self._text = [line.strip()]
+            self._text = [line]
             self._before.clear()
         elif self._text:
-            self._text.append(line.strip())
+            self._text.append(line)
         else:
             self._before.append(line)
 
@@ -73,7 +73,7 @@ class _Reader:
         The message of a chained exception is not yielded if it repeats its cause's figures, as that of a
         worker's exception that the parent raises again.
         """
-        message = Message(" ".join(self._text), self._frames)
+        message = Message(_joined(self._text), self._frames)
         is_again = self._is_chained and any(message.figures) and message.figures == self._last.figures
         if message.detail is not None and not is_again:
             yield message
@@ -122,6 +122,17 @@ def _printed(raw: str) -> Iterator[str]:
         yield from (part for part in overwritten if _begins(part) or read_frame(part))
     seconds = [found.start() for found in _FIGURES_FOLLOW.finditer(last)][1:]
     yield from (last[start:end] for start, end in pairwise([0, *seconds, len(last)]))
+
+
+def _joined(lines: list[str]) -> str:
+    """Return the lines of a message as one line.
+
+    A terminal cuts within words if the first three lines or more have the same width.
+    """
+    full = sum(1 for _ in takewhile(lambda line: len(line) == len(lines[0]), lines))
+    if full < 3:
+        return " ".join(line.strip() for line in lines)
+    return "".join(lines[: full + 1])
 
 
 def _begins(line: str) -> bool:

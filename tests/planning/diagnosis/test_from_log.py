@@ -711,6 +711,13 @@ def test_a_size_that_the_driver_does_not_know_is_left_out(holder: str) -> None:
     assert sum(held.size_bytes for held in found.live) <= 8 * GIB
 
 
+@pytest.mark.parametrize("width", [79, 80, 81, 120])
+def test_a_terminal_may_cut_a_message_within_words(width: int) -> None:
+    """Its lines then have the terminal's width, and their ends are no spaces."""
+    lines = [MESSAGE[at : at + width] for at in range(0, len(MESSAGE), width)]
+    assert diagnosis_of("\n".join(lines)) == diagnosis_of(MESSAGE)
+
+
 def test_a_hint_of_torch_continues_its_message() -> None:
     """It names the status of CUDA again, and is no message of its own without a traceback."""
     error = "torch.AcceleratorError: CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in https://\n"

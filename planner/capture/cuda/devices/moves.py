@@ -244,7 +244,8 @@ def loading(plain: Callable[..., Any]) -> Callable[..., Any]:
                 named = named.get(saved, saved)
             return storage_to_gpu(storage) if names_gpu(named) else storage
 
-        placement, side, nothing = opened[-1], None, UntypedStorage(0)
+        placement, side = opened[-1], None
+        nothing = UntypedStorage(0)  # type: ignore[no-untyped-call]
         if map_location is not None:  # the side of tensors saved during the capture, which have no storage
             is_on_gpu = names_gpu(map_location) or place(nothing, "cuda:0") is not nothing
             side = Side.GPU if is_on_gpu else Side.HOST

@@ -1406,6 +1406,34 @@ def train_step(images):
     assert born(trace).count(4 * 64 * 512) == weights_and_gradients + (1 if is_on_gpu else 2)
 
 
+def test_a_model_that_the_step_replaces_is_freed(tmp_path: Path) -> None:
+    """As in a resumed run or the next fold: the old weights, gradients and state leave with their model."""
+    code = """
+def fresh():
+    global model, optimizer
+    model = nn.Linear(64, 512).to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+fresh()
+
+def train_step(images):
+    model(images.cuda()).sum().backward()
+    optimizer.step()
+    fresh()
+"""
+    trace = trace_code(tmp_path, code, "train_step", "64")
+    weight = 4 * 64 * 512
+    held: dict[int, int] = {}
+    most = 0
+    for event in trace.events:
+        if isinstance(event, Alloc):
+            held[event.block] = event.size_bytes
+        elif isinstance(event, Free):
+            held.pop(event.block, None)
+        most = max(most, [*held.values()].count(weight))
+    assert born(trace).count(weight) >= 1 + 3 * 4 and most <= 2 + 3 + 1
+
+
 def test_weights_that_share_a_storage_are_loaded_once(tmp_path: Path) -> None:
     """Tied weights are one block, as in the file."""
     path = tmp_path / "saved.pt"

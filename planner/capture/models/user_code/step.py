@@ -51,9 +51,9 @@ class StepModule(nn.Module):
                 "models in attributes, closures or globals of the file: name a function that makes them and "
                 "returns `lambda x, y: train_step(model, optimizer, x, y)`"
             )
-        self._modules.update(found.outermost())
         self.held_tensors = found.tensors
-        # Keyed by id; held weakly, since a step may make optimizers and replace them.
+        # Held weakly, since a step may replace its models and optimizers, which frees them.
+        self.__dict__["_modules"] = WeakValueDictionary(found.outermost())
         self.optimizers = WeakValueDictionary({id(one): one for one in found.optimizers})
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any) -> Any:

@@ -16,7 +16,7 @@ from planner.hardware.device import MIB, Device, SourcedBytes, generic_device
 from planner.planning.command.batch_finder import BatchFinder
 from planner.planning.command.by_runs import search_whole
 from planner.planning.command.command_runs import CommandRuns
-from planner.planning.command.fit import Fit, fit_runs, limits_of
+from planner.planning.command.fit import CommandFit, fit_runs, limits_of
 from planner.program import LARGEST_BATCH
 from planner.program.events import Alloc, Category, Free, Outcome, Phase, PhaseStart, Site
 from planner.program.extrapolation.fit import Affine, rounded_affine
@@ -191,7 +191,7 @@ def test_fewer_steps_at_a_larger_batch_are_enough() -> None:
     """An epoch of few batches ends early; the steps that both have are aligned."""
     job = HandRuns(lambda batch: training(batch, steps=3 if batch <= 60 else 2), gpu(4096))
     fitted = fit_runs({32: job.unbounded(32), 80: job.unbounded(80)}, 80, job.device)
-    assert isinstance(fitted, Fit)
+    assert isinstance(fitted, CommandFit)
     marks = [event for event in fitted.ranks[0].program.events if isinstance(event, PhaseStart)]
     assert marks[-1] == PhaseStart(2, Phase.FORWARD)
 

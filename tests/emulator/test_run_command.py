@@ -107,7 +107,7 @@ def test_a_build_without_cuda_is_refused_in_one_line(tmp_path: Path) -> None:
             ["--gpu", "L4", "--method", "formula", "--", "x", "{batch}"],
             "--method has no effect with a command",
         ),
-        (["--gpu", "L4", "--no-calibration", "--", "x", "{batch}"], "--no-calibration means nothing beside"),
+        (["--gpu", "L4", "--no-calibration", "--", "x", "{batch}"], "--no-calibration has no effect with"),
         (["--", "x", "{batch}"], "say which GPU is emulated: --gpu NAME or --gpu-mib N, one of them"),
         (["--gpu", "L4", "--gpus", "2", "--model", "resnet50"], "--gpus is for a command behind --"),
         (["--gpu", "L4", "--stop-after", "2", "--model", "resnet50"], "--stop-after is for a command behind"),

@@ -108,7 +108,7 @@ BROKEN = [
     ("kind: measured", "kind: user", "line 8, total.kind: expected one of datasheet, derived, measured"),
     ("  source: nvidia-smi\n", "", "line 6, total: missing source"),
     ("nvidia-smi", '" "', "line 9, total.source: expected a string, got ' '"),
-    ("  source: nvidia-smi", "  kind: measured", "line 9, total.kind: a key is one plain string and stands"),
+    ("  source: nvidia-smi", "  kind: measured", "line 9, total.kind: each key must be one plain"),
     ("  spread_mib: 2", "  spread: 2", "line 12, usable.spread: unknown key; known are mib, kind, source"),
     ("context: generic", "context: 400", "line 15, context: expected keys with values or generic, got 400"),
     ("context: generic", "context: [1", "line 16: not YAML (did not find expected ',' or ']')"),

@@ -140,8 +140,8 @@ def test_any_trace_on_any_cards(program: Program, rooms: list[int]) -> None:
         def outcome(batch: int, limits=limits) -> Outcome:  # type: ignore[no-untyped-def]
             return replay_trace(program.instantiate(batch), limits).outcome
 
-        def fits_everywhere(batch: int, rooms=fit.budget.rooms) -> bool:  # type: ignore[no-untyped-def]
-            return all(outcome(batch, room) is not Outcome.DOES_NOT_FIT for room in rooms)
+        def fits_everywhere(batch: int, all_limits=fit.budget.all_limits) -> bool:  # type: ignore[no-untyped-def]
+            return all(outcome(batch, room) is not Outcome.DOES_NOT_FIT for room in all_limits)
 
         if fit.max_batch:
             assert outcome(fit.max_batch) is not Outcome.DOES_NOT_FIT

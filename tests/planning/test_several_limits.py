@@ -56,7 +56,7 @@ def holed() -> Program:
 
 @st.composite
 def churns(draw: st.DrawFn) -> Program:
-    """Few large blocks, most of them freed: many of these programs run in one room and not in a larger."""
+    """Few large blocks, most of them freed: many of these programs run in one limits and not in a larger."""
     events: list[ProgramEvent] = [PhaseStart(0, Phase.SETUP), PhaseStart(1, Phase.FORWARD)]
     alive: list[int] = []
     for number, size in enumerate(draw(st.lists(st.integers(6, 20), min_size=3, max_size=7))):
@@ -68,21 +68,25 @@ def churns(draw: st.DrawFn) -> Program:
 
 
 def fits_in_rooms(trace: Trace, budget: Budget) -> bool:
-    """Return whether each room by itself is enough."""
-    return all(replay_trace(trace, room).outcome is not Outcome.DOES_NOT_FIT for room in budget.rooms)
+    """Return whether each limits by itself is enough."""
+    return all(
+        replay_trace(trace, limits).outcome is not Outcome.DOES_NOT_FIT for limits in budget.all_limits
+    )
 
 
 def test_the_program_is_not_monotone_in_its_memory() -> None:
     """It is what the tests below are about."""
     trace = holed().instantiate(10)
-    outcomes = [replay_trace(trace, MemoryLimits(room * MIB)).outcome for room in (260, 270, 280, 290, 300)]
+    outcomes = [
+        replay_trace(trace, MemoryLimits(limits * MIB)).outcome for limits in (260, 270, 280, 290, 300)
+    ]
     no, retries = Outcome.DOES_NOT_FIT, Outcome.FITS_WITH_RETRIES
     assert outcomes == [no, retries, no, no, retries]
 
 
 @pytest.mark.parametrize("confidence", [0.5, 0.7, 0.9, 0.99, 0.9999])
-def test_the_answer_is_the_largest_that_fits_in_all_rooms(confidence: float) -> None:
-    """No batch size above it does, by brute force, though some fit in the smallest room."""
+def test_the_answer_is_the_largest_that_fits_under_all_limits(confidence: float) -> None:
+    """No batch size above it does, by brute force, though some fit in the smallest limits."""
     program, budget = holed(), budget_at(confidence)
     (fit,) = fit_devices(JOB, [budget], OneProgram(program))  # type: ignore[arg-type]
     fitting = [batch for batch in range(1, 400) if fits_in_rooms(program.instantiate(batch), fit.budget)]
@@ -127,17 +131,17 @@ def test_estimates_agree_with_the_search(program: Program, usable_mib: int, more
         assert chance > 1 - budget.confidence - 1e-6
 
 
-def test_rooms_that_fail_count_in_the_probability() -> None:
-    """The batch fits where memory is least; the larger rooms in which it fails make its probability."""
+def test_limits_that_fail_count_in_the_probability() -> None:
+    """The batch fits where memory is least; the larger limits under which it fails make its probability."""
     program, budget = holed(), budget_at(0.99)
     plan = find_max_batch(JOB, budget, OneProgram(program))  # type: ignore[arg-type]
     budget = plan.budget
     batch = (budget.limits.capacity_bytes or 0) * 2 // (55 * MIB)
-    outcomes = [replay_trace(program.instantiate(batch), room).outcome for room in budget.rooms]
+    outcomes = [replay_trace(program.instantiate(batch), limits).outcome for limits in budget.all_limits]
     assert outcomes[0] is not Outcome.DOES_NOT_FIT
     failing = sum(outcome is Outcome.DOES_NOT_FIT for outcome in outcomes[1:])
     estimate = estimate_batch(JOB, program.instantiate(batch), budget)
-    assert estimate.failed_bytes == (budget.rooms[-1].capacity_bytes or 0)
+    assert estimate.failed_bytes == (budget.all_limits[-1].capacity_bytes or 0)
     (entry,) = failure_entries(estimate)
     size_text = f"{(estimate.failed_bytes or 0) / MIB:,.1f} MiB"
     assert f"where the allocator has {size_text}, which is as probable" in str(entry)
@@ -151,16 +155,16 @@ def test_rooms_that_fail_count_in_the_probability() -> None:
 def test_a_replay_stands_for_rooms_where_it_goes_alike(
     program: Program, sizes: list[int], is_cap: bool
 ) -> None:
-    """Each room has the replay that it has by itself, failures and retries included."""
+    """Each limits has the replay that it has by itself, failures and retries included."""
     trace = program.instantiate(1)
-    rooms = [MemoryLimits(None, n * MIB) if is_cap else MemoryLimits(n * MIB) for n in sizes]
-    found = list(replay_under_limits(rooms, lambda room: replay_trace(trace, room)))
-    assert sorted(room.allocator_limit_bytes or 0 for room, _ in found) == sorted(n * MIB for n in sizes)
-    for room, run in found:
-        assert run == replay_trace(trace, room)
+    several = [MemoryLimits(None, n * MIB) if is_cap else MemoryLimits(n * MIB) for n in sizes]
+    found = list(replay_under_limits(several, lambda limits: replay_trace(trace, limits)))
+    assert sorted(limits.allocator_limit_bytes or 0 for limits, _ in found) == sorted(n * MIB for n in sizes)
+    for limits, run in found:
+        assert run == replay_trace(trace, limits)
 
 
-# ---- the rooms of a budget
+# ---- the limits of a budget
 
 
 def test_even_odds_have_one_room() -> None:
@@ -169,10 +173,10 @@ def test_even_odds_have_one_room() -> None:
 
 
 @given(st.floats(0.51, 0.999), st.one_of(st.none(), st.integers(1_000, 9_000)))
-def test_rooms_are_as_probable_as_their_confidences(confidence: float, cap_mib: int | None) -> None:
-    """They rise in equal steps of probability, from the room at the confidence to that at its complement."""
+def test_limits_are_as_probable_as_their_confidences(confidence: float, cap_mib: int | None) -> None:
+    """They rise in equal steps of probability, from the confidence to its complement."""
     budget = budget_at(confidence, cap_mib=cap_mib)
-    sizes = [room.allocator_limit_bytes or 0 for room in budget.rooms]
+    sizes = [limits.allocator_limit_bytes or 0 for limits in budget.all_limits]
     assert len(sizes) == OTHER_LIMITS + 1
     assert sizes == sorted(sizes)
     step = (2 * confidence - 1) / OTHER_LIMITS
@@ -181,9 +185,9 @@ def test_rooms_are_as_probable_as_their_confidences(confidence: float, cap_mib: 
         assert oom_probability_at(budget, size) == pytest.approx(expected, abs=1e-4)
 
 
-def test_unlimited_memory_has_one_room() -> None:
+def test_unlimited_memory_has_one_limit() -> None:
     """There is nothing to be unsure of if nothing bounds the allocator."""
     trace = Trace((Alloc(0, 512, Category.TEMPORARY, 0),), SITES, 1)
     budget = make_budget(unlimited_device(), 0.99, AllocatorConfig())
-    assert {room.allocator_limit_bytes for room in budget.rooms} == {None}
+    assert {limits.allocator_limit_bytes for limits in budget.all_limits} == {None}
     assert estimate_batch(JOB, trace, budget).outcome is Outcome.FITS

@@ -118,7 +118,7 @@ def test_what_no_rule_computes_is_not_worked_out() -> None:
     for case in (growing, dividing, shifting):
         validate_ops(case)
         assert evaluate(case, 5, 84) is None
-    with pytest.raises(ValueError, match="before its operands"):
+    with pytest.raises(ValueError, match="precedes its operands"):
         validate_ops(GuardedOps(1, 9, (("+", 0, 1),), (), ()))
 
 

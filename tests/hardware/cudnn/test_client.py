@@ -330,7 +330,7 @@ def without_cublaslt(_folder: Path) -> str:
 
 def test_folders_without_a_library(tmp_path: Path) -> None:
     """One line that states what is missing, or that it does not load."""
-    with pytest.raises(UsageError, match=r"libcudnn\.so\.9 is not there; name the folder"):
+    with pytest.raises(UsageError, match=r"libcudnn\.so\.9 is not there; name its folder"):
         open_cudnn(str(tmp_path), without_cublaslt, "")
     (tmp_path / "libcudnn.so.9").write_bytes(b"no library")
     with pytest.raises(UsageError, match="it does not answer") as caught:

@@ -61,7 +61,7 @@ def test_a_budget_alone_needs_no_gpu(tmp_path: Path) -> None:
         (f"{HEAD}{JOB}headroom = '100%'\n", "line 7, tool.planner.jobs.one.headroom: expected less"),
         (f"{HEAD}{JOB}gpus = []\n", "line 7, tool.planner.jobs.one.gpus: the list is empty"),
         (f"{HEAD}{JOB}gpus = ['RTX 9999']\n", "line 7, tool.planner.jobs.one.gpus[0]: "),
-        (f"{HEAD}{JOB}gpus = ['L4', 'l4']\n", "jobs.one.gpus[1]: L4 24GB occurs twice here"),
+        (f"{HEAD}{JOB}gpus = ['L4', 'l4']\n", "jobs.one.gpus[1]: L4 24GB occurs twice"),
         (f"{HEAD}{JOB}grad_scaler = 1979-05-27\n", "line 7, tool.planner.jobs.one.grad_scaler: "),
         (f"{HEAD}fail_on = 1\n{JOB}", "not TOML"),
         (JOB, "line 1, tool.planner.jobs.one: missing gpus or budget"),

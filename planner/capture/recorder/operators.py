@@ -20,7 +20,7 @@ from planner.program import TorchVersion
 
 
 class OutputKind(Enum):
-    """Whether an operator's outputs are new tensors, views, changed arguments or resized arguments."""
+    """The kinds of an operator's outputs: new tensors, views, changed arguments or resized arguments."""
 
     NEW = auto()
     VIEWS = auto()  # of arguments

@@ -117,6 +117,7 @@ def explain(job: Job, batch: int, recorder: Recorder, error: BaseException) -> M
             if re.search(words, sentence):
                 return ModelError(f"{where}: {reason}; {remedy}")
     if reads_values(error, running):
+        line = source_line(_read_of_values(error) or error)  # a library may raise an error of its own from it
         return DataDependentError(job.model.name, f"{place} calls {running or 'code'}{line}")
     if isinstance(error, SystemExit):
         sentence = f"it ends the process with code {error.code}"
@@ -145,11 +146,13 @@ def reads_values(error: BaseException, running: str = "") -> bool:
     Other exceptions in its chain count too. `running` is the operator in which the exception was raised; if
     its result depends on values, the answer is True.
     """
-    if _READS_VALUES.search(running):
-        return True
-    return any(
-        _is_raised_by_torch(one) and _IS_ABOUT_META.search(message_of(one)) for one in _chain_of(error)
-    )
+    return _READS_VALUES.search(running) is not None or _read_of_values(error) is not None
+
+
+def _read_of_values(error: BaseException) -> BaseException | None:
+    """Return the exception in the chain of `error` that a read of values raised, or None if there is none."""
+    chain = (one for one in _chain_of(error) if _is_raised_by_torch(one))
+    return next((one for one in chain if _IS_ABOUT_META.search(message_of(one))), None)
 
 
 def remedy_for(error: BaseException, otherwise: str = ANY, running: str | None = None) -> str:

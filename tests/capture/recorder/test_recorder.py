@@ -312,6 +312,20 @@ def test_a_value_that_is_read_names_operator_module_and_line() -> None:
     )
 
 
+def test_a_read_is_named_by_its_own_line_if_another_error_is_raised_from_it() -> None:
+    """As libraries do that catch all exceptions; on a GPU nothing is caught."""
+
+    class Catches(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            try:
+                return x * x.sum().item()
+            except Exception as error:
+                raise RuntimeError("no weights for this window") from error
+
+    (note,) = trace_of(Catches, job_of("4"), 1).notes
+    assert f":{Catches.forward.__code__.co_firstlineno + 2}: return x * x.sum().item()), which reads" in note
+
+
 def test_a_shape_that_does_not_fit_names_the_module() -> None:
     """One line states in which module the shapes collide."""
     with pytest.raises(ModelError) as caught:

@@ -52,19 +52,24 @@ class SavedFiles:
             self._note(path)
 
     def to_open(self, file: Any, mode: str) -> Any:
-        """Return the path to pass to `open` instead of `file`. A file descriptor is returned unchanged."""
-        if "w" in mode and isinstance(file, str | os.PathLike):
-            path = _real(file)
-            is_replaced = self._is_foreign(path) if "b" in mode else self._is_of_user(path)
-            if is_replaced and Path(path).is_file() and Path(path).stat().st_size:
+        """Return the path to pass to `open` instead of `file`.
+
+        A file descriptor is returned unchanged. A binary file that another process writes meanwhile is not
+        replaced either.
+        """
+        path = _real(file) if "w" in mode else ""
+        if path and Path(path).is_file():
+            is_written = "b" in mode and self._is_foreign(path) and Path(path).stat().st_size
+            if is_written or self._is_of_user(path):
                 return self._copies.get(path) or self._in_place_of(path)
         return self.to_read(file)
 
     def note_opened(self, file: Any, mode: str) -> None:
         """Record that this capture has made the binary file at `file`, if it was opened to be written."""
-        path = _real(file)
-        if {"w", "x"} & {*mode} and "b" in mode and path not in self._copies and Path(path).is_file():
-            self._made[path] = _identity(path)[:2]  # its size is not known yet
+        if "b" in mode and ("w" in mode or "x" in mode):
+            path = _real(file)
+            if path not in self._copies and Path(path).is_file():
+                self._made[path] = _identity(path)[:2]  # its size is not known yet
 
     def to_read(self, source: Any) -> Any:
         """Return the path to read instead of `source`. An open file is returned unchanged."""

@@ -195,7 +195,7 @@ def test_departures_widen_and_are_named() -> None:
     options = {"input": IMAGE, "target": LABEL, "gpu": "H100 80GB", "no_calibration": True}
     answer = planner.estimate(Classifier, 2, cudnn="published", **options)
     setting = doubts[Doubt.SETTING].scale
-    assert f"beside it {setting:.1%} on compute capability 9.0" in " ".join(str(answer).split())
+    assert f"in addition {setting:.1%} on compute capability 9.0" in " ".join(str(answer).split())
     parts = answer.to_dict()["risk"]["parts"]
     assert [part["what"] for part in parts] == ["convolutions", "on compute capability 9.0"]
     assert sum(part["scale"] ** 2 for part in parts) ** 0.5 == pytest.approx(

@@ -84,7 +84,7 @@ class _Reader:
 def read_messages(lines: Iterable[str]) -> Iterator[Message]:
     """Yield the out-of-memory messages of a log.
 
-    Lines may begin with the name of the process that wrote them. A number is a process (`srun --label`) if it
+    Lines may begin with the name of the process that wrote them. A number is a process (`srun -l`) if it
     comes again: the number of a line, as `grep -n` writes it, does not.
     """
     readers, numbers = {"": _Reader()}, set[str]()

@@ -18,7 +18,7 @@ def train_step(images):
     assert images.type() == "torch.FloatTensor" and not isinstance(images, torch.cuda.FloatTensor)
     images = images.{move}
     loss = model(images).sum()
-    assert loss.type() == "torch.cuda.FloatTensor" and not loss.is_meta
+    assert loss.type() == "torch.cuda.FloatTensor"
     assert isinstance(loss, torch.cuda.FloatTensor) and not isinstance(loss, torch.cuda.HalfTensor)
     half = loss.type(torch.cuda.HalfTensor)
     assert half.is_cuda and half.type() == "torch.cuda.HalfTensor"

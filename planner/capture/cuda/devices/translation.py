@@ -101,7 +101,6 @@ def devices_shown() -> Iterator[None]:
     shown: dict[str, Any] = {
         "device": _shown(torch._C.TensorBase.device, GPU, CPU),
         "is_cuda": _shown(torch._C.TensorBase.is_cuda, True, False),
-        "is_meta": _shown(torch._C.TensorBase.is_meta, False, False),
         "get_device": lambda tensor: _index_of(tensor) if is_meta(tensor) else index(tensor),
     }
     opened.append(replace(opened[-1], is_running=True))

@@ -1386,7 +1386,7 @@ def test_a_checkpoint_is_loaded_where_the_file_says(tmp_path: Path, location: st
 def test_a_checkpoint_that_the_step_saves_is_loaded_where_the_file_says(
     tmp_path: Path, location: str, is_on_gpu: bool, result: str
 ) -> None:
-    """What is loaded to the CPU takes memory once it is moved, and what is loaded to the GPU at once."""
+    """Tensors loaded to the CPU take memory once they are moved, tensors loaded to the GPU at once."""
     path = str(tmp_path / "saved.pt")
     code = f"""
 model = nn.Linear(64, 512).to(device)
@@ -1407,7 +1407,7 @@ def train_step(images):
 
 
 def test_a_model_that_the_step_replaces_is_freed(tmp_path: Path) -> None:
-    """As in a resumed run or the next fold: the old weights, gradients and state leave with their model."""
+    """Old weights, gradients and state leave with their model, as in a resumed run or the next fold."""
     code = """
 def fresh():
     global model, optimizer

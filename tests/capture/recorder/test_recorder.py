@@ -313,7 +313,7 @@ def test_a_value_that_is_read_names_operator_module_and_line() -> None:
 
 
 def test_a_read_is_named_by_its_own_line_if_another_error_is_raised_from_it() -> None:
-    """As libraries do that catch all exceptions; on a GPU nothing is caught."""
+    """Libraries that catch all exceptions raise such errors; on a GPU nothing is caught."""
 
     class Catches(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -691,7 +691,7 @@ MESSAGE = NEW.format("2.00 GiB", "23.69 GiB", "1.00 GiB", "", "22.50 GiB", "21.9
     ],
 )
 def test_a_message_that_was_cut_off_does_not_say_what_was_reserved(message: str, end: str) -> None:
-    """What is missing is not taken as 0 bytes: neither the cause nor a setting is decided by it."""
+    """A missing figure is not taken as 0 bytes: it decides neither the cause nor a setting."""
     found = diagnosis_of(message[: message.index(end) + len(end)])
     assert (found.cause, found.reserved_bytes, found.would_help) == (Cause.UNKNOWN, None, ())
     assert "cut off" in found.reason

@@ -14,7 +14,9 @@ from .models.live.job import (
     StandIn as StandIn, Step as Step, fields_of_process as fields_of_process,
     is_deterministic as is_deterministic, live_job as live_job, read_live_model as read_live_model,
 )
-from .models.live.kept import live_modules_restored as live_modules_restored
+from .models.live.kept import (
+    LiveConstructor as LiveConstructor, live_modules_restored as live_modules_restored,
+)
 from .models.live.optimizer import (
     AnyLiveOptimizer as AnyLiveOptimizer, fields_of_optimizer as fields_of_optimizer,
     notes_of_optimizer as notes_of_optimizer, read_optimizer as read_optimizer, settings_of as settings_of,

@@ -1,6 +1,7 @@
 """Plans of modules that the caller holds leave them as they were."""
 
 import copy
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -54,6 +55,21 @@ def test_a_plan_leaves_the_weights_of_a_live_module() -> None:
     live(torch.rand(4, 16)).sum().backward()
     with unchanged(live):
         assert planner.max_batch(lambda: live, gpu="L4", loss="sum", **SAMPLES).to_dict()["max_batch"]
+
+
+def test_a_plan_searches_the_process_for_live_modules_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    searches: list[list[object]] = []
+
+    def get_objects() -> list[object]:
+        searches.append(found := [model])
+        return found
+
+    model = make_model()
+    monkeypatch.setattr(gc, "get_objects", get_objects)
+    captures: list[str] = []
+    planner.max_batch(lambda: model, gpu="L4", loss="sum", on_progress=captures.append, **SAMPLES)
+    assert len([line for line in captures if line.startswith("tracing")]) > 1
+    assert len(searches) == 1
 
 
 def test_a_plan_leaves_the_weights_of_a_live_part() -> None:

@@ -276,7 +276,11 @@ def make_job(
     else:
         raise UsageError(f"{kind_text(model)} is no model; give a name, a job, or what makes the module")
     job = complete_from_library(complete_job(merge_job(base, given)), stores)
-    return job, None, factory
+    if factory is None:
+        return job, None, None
+    from planner.capture import LiveConstructor
+
+    return job, None, LiveConstructor(factory)
 
 
 def _job_of_factory(factory: Factory, given: Mapping[str, Any]) -> Job:

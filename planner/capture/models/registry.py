@@ -21,7 +21,7 @@ from planner.capture.models.lightning_module import (
     train_by_lightning,
     uses_lightning,
 )
-from planner.capture.models.live.kept import live_state
+from planner.capture.models.live.kept import LiveConstructor, live_state
 from planner.capture.models.meta_init import construct_on_meta
 from planner.capture.models.nnunet.build import SOURCE as NNUNET, complete_nnunet, find_nnunet
 from planner.capture.models.offline import calling_libraries, check_fetching
@@ -93,8 +93,9 @@ def construct_model(
         return ModelError(f"{problem}; {remedy_for(error, otherwise)}")
 
     live = live_state()
-    if split_model(job.model.origin).source not in FINDERS:  # the caller's own function
-        live.note_all()
+    if isinstance(constructor, LiveConstructor):
+        live.note(constructor.holders())
+        constructor = constructor.function
     with foreign_errors(explain), calling_libraries(job):
         model = (run or construct_on_meta)(construct)
     if not isinstance(model, nn.Module):

@@ -6,14 +6,40 @@ one. A capture moves its tensors to the meta device in place, since optimizers a
 
 import gc
 import traceback
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn, optim
 from torch.utils import swap_tensors
+
+
+class LiveConstructor:
+    """A caller's function that returns a model, with the modules and optimizers that existed before a plan.
+
+    The captures of a plan share one search for them, since it visits all objects of the process.
+    """
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        self.function = function
+
+    def __call__(self, **arguments: Any) -> object:
+        """Return what the function returns."""
+        return self.function(**arguments)
+
+    def holders(self) -> list[nn.Module | optim.Optimizer]:
+        """Return the modules and optimizers that existed at the first call and still exist."""
+        return [holder for one in self._found if (holder := one()) is not None]
+
+    @cached_property
+    def _found(self) -> list["weakref.ref[Any]"]:
+        objects = gc.get_objects()
+        kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, nn.Module | optim.Optimizer)}
+        return [weakref.ref(one) for one in objects if type(one) in kinds] if kinds else []
 
 
 class _Noted(NamedTuple):
@@ -65,11 +91,10 @@ class _LiveState:
         self._planned: set[int] = set()  # ids of the modules that are planned
         self._moved: list[tuple[Tensor, Tensor]] = []  # (tensor with the values, meta tensor)
 
-    def note_all(self) -> None:
-        """Note the attributes and the state of all modules and optimizers in this process."""
+    def note(self, holders: Iterable[nn.Module | optim.Optimizer]) -> None:
+        """Note the attributes and the state of modules and optimizers, unless some are noted already."""
         if not self._noted:
-            kinds = nn.Module | optim.Optimizer
-            self._noted = [_Noted.of(one) for one in gc.get_objects() if issubclass(type(one), kinds)]
+            self._noted = list(map(_Noted.of, holders))
 
     def note_planned(self, model: nn.Module) -> None:
         """Note the modules that are planned."""
@@ -78,7 +103,7 @@ class _LiveState:
     def note_move(self, values: Tensor, moved: Tensor) -> None:
         """Note that a tensor was moved to the meta device in place.
 
-        `values` has its values. Nothing is noted before `note_all` is called.
+        `values` has its values. Nothing is noted before `note` is called.
         """
         if self._noted:
             self._moved.append((values, moved))

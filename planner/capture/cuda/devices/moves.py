@@ -235,26 +235,27 @@ def loading(plain: Callable[..., Any]) -> Callable[..., Any]:
             return plain(f, map_location, *args, **kwargs)
 
         def place(storage: UntypedStorage, saved: str) -> UntypedStorage:
-            named: Any = saved if map_location is None or callable(map_location) else map_location
+            named: Any = map_location
             if callable(map_location):
                 placed: UntypedStorage | None = map_location(storage, saved)
                 if placed is not None:
                     return placed
-            elif isinstance(named, Mapping):
-                named = named.get(saved, saved)
+                named = saved
+            elif map_location is None:
+                named = saved
+            elif isinstance(map_location, Mapping):
+                named = map_location.get(saved, saved)
             return storage_to_gpu(storage) if names_gpu(named) else storage
 
         placement, side = opened[-1], None
-        nothing = UntypedStorage(0)  # type: ignore[no-untyped-call]
         if map_location is not None:  # the side of tensors saved during the capture, which have no storage
-            is_on_gpu = names_gpu(map_location) or place(nothing, "cuda:0") is not nothing
-            side = Side.GPU if is_on_gpu else Side.HOST
+            nothing = UntypedStorage(0)  # type: ignore[no-untyped-call]
+            side = Side.HOST if place(nothing, "cuda:0") is nothing else Side.GPU
         with ExitStack() as stack:
             if side is Side.HOST:
                 stack.enter_context(placement.host.moving_to(side))
-            if not names_cpu(map_location):
-                stack.enter_context(patched(UntypedStorage, "data_ptr", _address))  # tells shared storages
-            loaded = plain(f, map_location if names_cpu(map_location) else place, *args, **kwargs)
+            stack.enter_context(patched(UntypedStorage, "data_ptr", _address))  # tells shared storages
+            loaded = plain(f, place, *args, **kwargs)
         for one in tree_leaves(loaded) if side is not None else ():
             if isinstance(one, Tensor) and is_meta(one):
                 placement.put(one) if side is Side.GPU else placement.host.add(one)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 
 from msgspec.structs import replace
 
@@ -20,6 +21,7 @@ class CaptureMemory:
     first_read: DataDependentError | None = None  # None if shapes alone are enough
     logs: ReadLogs = field(default_factory=ReadLogs)
     growth_lines: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)  # by (module, op)
+    most_blocks: float = inf  # a capture that allocates more blocks raises BatchTooLargeError
 
     def with_lines(self, trace: Trace, capture: Callable[[], Trace]) -> Trace:
         """Return the trace with source lines in its growth sources.

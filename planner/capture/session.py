@@ -136,7 +136,7 @@ class _Session(Struct, frozen=True):
             built = technique.change_model(built, job)
         model = built.module
         blas = job.environment.cublas_workspace_config
-        place = placement.host, placement.streams
+        place = placement.host, placement.streams, self.memory.most_blocks
         recorder = Recorder(model, self.target, self.provenance, self.calls, run, blas, *place)
         placement.watch(recorder)
         with ExitStack() as stack:

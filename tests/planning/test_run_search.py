@@ -167,3 +167,20 @@ def test_workspaces_of_other_batch_sizes_are_asked_for() -> None:
     runs = RunTraces(run)
     assert found(runs, 1000)[0] == jump - 1
     assert len(runs.taken) <= 6
+
+
+def in_parts(batch: int) -> Trace:
+    """Return a step that works through its batch one sample at a time, whose memory is that of one sample."""
+    parts: list[Event] = []
+    for block in range(1, batch + 1):
+        parts += [Alloc(block, MIB, Category.INPUT, 0), Free(block)]
+    return Trace((PhaseStart(1, Phase.FORWARD), *parts, PhaseStart(1, Phase.END)), SITES, batch)
+
+
+def test_a_loop_over_the_batch_is_searched_as_far_as_its_traces_are_small() -> None:
+    runs = RunTraces(in_parts)
+    replays = TargetReplays(ReplayCache(runs), GA102, None, MOST)
+    search = search_by_runs(replays, (MemoryLimits(100 * MIB),))
+    assert search.largest == search.comfortable == 49_999  # two events each, and two starts of phases
+    assert max(runs.taken) == 49_999
+    assert list(replays.too_large) == [50_000]

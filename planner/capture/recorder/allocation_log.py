@@ -5,11 +5,13 @@ Allocations of gradient sums that run in place are dropped.
 
 import weakref
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from msgspec.structs import replace
 
 from planner.capture.recorder.provenance import ProvenanceCollector
+from planner.errors import BatchTooLargeError
 from planner.program import Alloc, Category, Event, Free, Phase, PhaseStart, Site
 
 _BLOCK_BYTES = 512  # kMinBlockSize of the caching allocator
@@ -39,11 +41,11 @@ class StorageRef(weakref.ref[Any]):
 class AllocationLog:
     """A log of one run's allocations, frees and phase starts. They are its `records`."""
 
-    def __init__(self, provenance: ProvenanceCollector | None) -> None:
+    def __init__(self, provenance: ProvenanceCollector | None, most_blocks: float = inf) -> None:
         self.records: list[Block | Free | PhaseStart] = []
         self._provenance = provenance
         self._alive: dict[int, Block] = {}
-        self._blocks = 0
+        self._blocks, self._most_blocks = 0, most_blocks
         self._sites: dict[tuple[str, str], int] = {}
         self._sum: tuple[Block, StorageRef] | None = None  # operand and sum that may prove to be in place
         self._closed = False
@@ -64,10 +66,12 @@ class AllocationLog:
         """Record and return a new block.
 
         An operator `op` in a module allocates it for work on a stream. After the start of `END` the block is
-        returned but not recorded.
+        returned but not recorded. Raises BatchTooLargeError if there are more blocks than the log may have.
         """
         self._sum = None
         sites, number = self._sites, self._blocks
+        if number >= self._most_blocks:
+            raise BatchTooLargeError(f"more than {number:,} tensors are allocated")
         block = Block(number, size_bytes, category, sites.setdefault((module, op), len(sites)), stream)
         self._blocks = number + 1
         if self._closed:

@@ -8,6 +8,7 @@ autograd on a GPU adds gradients in place, the log does so too.
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from math import inf
 from typing import Any
 
 import torch
@@ -75,11 +76,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         cublas_config: str = "",
         host: HostTensors | None = None,
         streams: Streams | None = None,
+        most_blocks: float = inf,
     ) -> None:
         """Set up the recorder of a model's loop on a target GPU.
 
         `host` are the meta tensors that take no memory of the GPU, `streams` the streams of the process.
-        `calls` collects calls of operators that have workspace rules or use cuBLAS.
+        `calls` collects calls of operators that have workspace rules or use cuBLAS. The operator that
+        allocates more blocks than `most_blocks` raises BatchTooLargeError.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.host = HostTensors() if host is None else host
@@ -91,7 +94,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.facts: set[Fact] = set()  # of the trace
         self.running: str | None = None  # the operator in flight, for error messages
         self.target = target
-        self._log = AllocationLog(provenance)
+        self._log = AllocationLog(provenance, most_blocks)
         self._storages: dict[int, StorageRef] = {}  # by identity of the storage
         self._operators: dict[int, Operator] = {}  # by identity, since an operator's own hash is slow
         self.modules = ModuleTracker(model)

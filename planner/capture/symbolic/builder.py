@@ -10,6 +10,7 @@ another capability, one more run shows whether the path is the same.
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 
 from msgspec.structs import replace
 from torch import nn
@@ -48,6 +49,10 @@ from planner.program import (
     first_divergence,
     first_step,
 )
+
+# A run that validates a program may allocate this many blocks for each event of the program.
+_MOST_GROWTH = 4
+_LEAST_MOST_BLOCKS = 10_000  # and at least this many blocks
 
 
 @dataclass(slots=True)
@@ -270,10 +275,15 @@ class ProgramBuilder:
     def divergence(self, program: Program, batch: int, target: Target) -> str:
         """Return a description of the first difference between a program and a new run.
 
-        Returns "" if the run agrees.
+        Returns "" if the run agrees. Raises BatchTooLargeError for a run that allocates many times the blocks
+        of the program, as a step does that works through its batch in a loop.
         """
         target = _without_answers(target)
-        run = self._run(self.job, batch, target, GuardedCapability(target.capability))
+        self._memory.most_blocks = max(_LEAST_MOST_BLOCKS, _MOST_GROWTH * len(program.events))
+        try:
+            run = self._run(self.job, batch, target, GuardedCapability(target.capability))
+        finally:
+            self._memory.most_blocks = inf
         return _divergence(program, run, target)
 
     def _agrees(self, program: Program, run: RecordedRun, target: Target) -> bool:

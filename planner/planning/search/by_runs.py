@@ -47,6 +47,7 @@ _FELT = 0.03  # a deviation of more than this share of the expected bytes is tak
 _NEAR = 1.5  # ratio of batch sizes up to which a trace scaled in proportion predicts the allocated bytes
 _ALIGNED_ALONE = 1024  # of compiled batch sizes of at least this, only multiples of eight are tried
 _MOST_RUNS = 12  # runs chosen by guesses; after them the search uses runs alone
+_MOST_EVENTS = 100_000  # of a trace that a search captures, which takes some ten seconds
 
 
 def first_run(is_compiled: bool) -> int:
@@ -122,9 +123,33 @@ class _RunSearch:
         if self.replays.is_refused(batch):
             return
         trace = self.replays.trace(batch)
+        self._limit_events(trace)
         if self.replays.is_compiled and self._is_felt and self._traces:
             self._is_felt = not self._is_foretold(trace)
         self._traces[batch] = trace
+
+    def _limit_events(self, trace: Trace) -> None:
+        """Limit the search to batch sizes whose traces have at most _MOST_EVENTS events.
+
+        If a step works through its batch in parts, its events grow with the batch size. The events of larger
+        batches are extrapolated from `trace` and the captured trace nearest to it. Batch sizes up to the
+        largest captured one stay within the limit.
+        """
+        if not self._traces:
+            return
+        nearest = self._traces[min(self._traces, key=_distance_from(trace.batch))]
+        low, high = sorted((nearest, trace), key=lambda one: one.batch)
+        more = len(high.events) - len(low.events)
+        if more <= 0:
+            return
+        further = (_MOST_EVENTS - len(high.events)) * (high.batch - low.batch) // more
+        limit = max(high.batch + further, *self._outcomes)
+        if limit < self.replays.limit:
+            self.replays.limit = limit
+            self.replays.too_large[limit + 1] = (
+                f"the loop works through its batch in parts, and its trace has more than {_MOST_EVENTS:,} "
+                "events; planner estimate plans such a batch, which may take minutes"
+            )
 
     def _is_foretold(self, trace: Trace) -> bool:
         """Return whether the nearest captured trace predicts the bytes of `trace`.

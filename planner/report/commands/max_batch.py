@@ -64,7 +64,8 @@ def _headline(plan: Plan) -> Lines:
     if lead is None:
         lines = [Entry("Largest batch", f"none without retries {sure}")]
     else:
-        whole = ", the whole epoch" if lead.run.batch == plan.job.samples.dataset_size else ""
+        end = ", the largest that is planned" if plan.first_failure is None else ""
+        whole = ", the whole epoch" if lead.run.batch == plan.job.samples.dataset_size else end
         how = ", without retries" if plan.at_comfortable is not None else retrying_remark(lead)
         remark = "" if retrying is None else how
         lines = [Entry("Largest batch", f"{lead.run.batch}{whole} {sure}{remark}{until_text(lead)}")]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import planner.errors
+import planner
 from planner.capture.session import record
 from planner.capture.techniques.own_step import BATCH_ON_GPU_NOTE
 from planner.errors import ModelError
@@ -1457,3 +1457,21 @@ def train_step(x):
     return {result}
 """
     assert born(trace_code(tmp_path, code, "train_step", "64", steps=1)).count(4096 * 64 * 4) == 1
+
+
+def test_a_step_that_works_through_its_batch_in_parts_has_a_largest_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("planner.planning.search.by_runs._MOST_EVENTS", 2_000)
+    code = f"""{GLOBALS}
+def train_in_parts(images, labels):
+    for part in zip(images.split(4), labels.split(4)):
+        train_step(*part)
+"""
+    (tmp_path / "train.py").write_text(HEAD + code)
+    result = planner.max_batch(
+        f"{tmp_path / 'train.py'}:train_in_parts", input=["64", "scalar:int64"], gpu="L4", cache=None
+    )
+    assert result.max_batch is not None and result.max_batch > 8
+    assert f"{result.max_batch}, the largest that is planned" in str(result)
+    assert "works through its batch in parts" in str(result)

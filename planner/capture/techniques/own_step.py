@@ -117,12 +117,15 @@ def _move_states(optimizer: optim.Optimizer, counts_on_gpu: bool) -> None:
 
 
 def _leave_on_cpu(model: StepModule, job: Job, recorder: Recorder) -> None:
-    """Mark the parameters and buffers of modules on the CPU as CPU tensors.
+    """Mark the parameters and buffers that user code leaves on the CPU as CPU tensors.
 
-    User code moved the modules to the CPU. Raises ModelError if all modules with parameters are on the CPU.
+    They are those of modules that it moved to the CPU and, if it puts any of the step's parameters or buffers
+    on the GPU, all that it does not put there. Raises ModelError if all parameters are on the CPU.
     """
-    held = modules_on_cpu()
-    on_cpu = [module for module in model.modules() if module in held]
+    held, modules = modules_on_cpu(), [*model.modules()]
+    tensors = [*model.parameters(), *model.buffers()]
+    moves_some = not isinstance(model, TrainerModule) and any(map(is_put_on_gpu, tensors))
+    on_cpu = [module for module in modules if moves_some or module in held]
     for module in on_cpu:
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
             if not (is_wrapped(tensor) or is_put_on_gpu(tensor)):  # later, as by `to_empty`

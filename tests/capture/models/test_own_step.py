@@ -630,7 +630,7 @@ class Adapted:
     def __init__(self):
         self.net = net()
         self.net.requires_grad_(False)
-        self.adapter = nn.Linear(8, 4, bias=False)
+        self.adapter = nn.Linear(8, 4, bias=False).to(device)
         self.trained = [one for one in self.adapter.parameters()]
         self.optimizer = torch.optim.SGD(self.trained, lr=0.1)
 
@@ -1475,3 +1475,60 @@ def train_in_parts(images, labels):
     assert result.max_batch is not None and result.max_batch > 8
     assert f"{result.max_batch}, the largest that is planned" in str(result)
     assert "works through its batch in parts" in str(result)
+
+
+@pytest.mark.parametrize("read", ["", ".item()"])
+def test_modules_that_a_file_leaves_on_the_cpu_take_no_memory(tmp_path: Path, read: str) -> None:
+    code = f"""
+class Rows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.table = net(), nn.Embedding(1000, 64)
+        self.register_buffer("bank", torch.zeros(500, 500))
+
+    def forward(self, rows):
+        return self.net(self.table(rows).to(device))
+
+model = Rows()
+optimizer = torch.optim.Adam(model.parameters())
+
+def train_step(rows, labels):
+    loss = F.cross_entropy(model(rows), labels.to(device))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    loss{read}
+"""
+    trace = trace_code(tmp_path, code, "train_step", "scalar:int64", "scalar:int64")
+    assert bytes_of(trace, Category.PARAMETER) == PARAMETERS
+    assert bytes_of(trace, Category.OPTIMIZER) == 2 * PARAMETERS
+    assert bytes_of(trace, Category.GRADIENT) == 3 * PARAMETERS
+
+
+@pytest.mark.parametrize("read", ["", ".item()"])
+def test_the_gradient_of_a_loss_on_the_cpu_is_copied_to_the_gpu(tmp_path: Path, read: str) -> None:
+    code = GLOBALS.replace("images.cuda()), labels.cuda())", f"images.cuda()).cpu(), labels)\n    loss{read}")
+    trace = trace_code(tmp_path, code, "train_step")
+    assert born(trace, "_to_copy") == 3 * [BATCH * 64 * 4, BATCH * 8 * 4]
+
+
+@pytest.mark.parametrize("read", ["", ".item()"])
+def test_copies_of_weights_on_the_cpu_take_memory_once_they_are_moved(tmp_path: Path, read: str) -> None:
+    code = f"""
+model = net()
+saved = [one.detach().cpu() for one in model.parameters()]
+
+def train_step(images):
+    model(images.cuda()).sum(){read}
+    moved = [one.cuda() for one in saved]
+"""
+    trace = trace_code(tmp_path, code, "train_step", "64")
+    copied = [4 * count for count in (64 * 128, 128, 128 * 8, 8)]
+    assert born(trace, "_to_copy") == 3 * [BATCH * 64 * 4, *copied]
+
+
+def test_a_copy_of_a_model_on_the_meta_device_takes_no_memory(tmp_path: Path) -> None:
+    code = GLOBALS.replace(
+        "def train_step", 'import copy\nshape = copy.deepcopy(model).to("meta")\ndef train_step'
+    )
+    assert bytes_of(trace_code(tmp_path, code, "train_step"), Category.PARAMETER) == PARAMETERS

@@ -10,7 +10,8 @@ from torch import Tensor, UntypedStorage, nn
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from planner.capture.cuda.devices.host_tensors import Side
+from planner.capture.cuda.callers import is_of_torch
+from planner.capture.cuda.devices.host_tensors import HostTensors, Side
 from planner.capture.cuda.devices.names import is_index, names_cpu, names_gpu
 from planner.capture.cuda.devices.placement import (
     CPU,
@@ -21,6 +22,7 @@ from planner.capture.cuda.devices.placement import (
     opened,
     target_of,
 )
+from planner.capture.cuda.threads import caller_frame
 from planner.capture.patching import patched
 from planner.capture.wrapped import is_wrapped
 
@@ -53,22 +55,25 @@ def moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
         elif is_gpu:
             target = target_of(place)
             args, kwargs = _with_device(META if is_meta(self) else target, args, kwargs)
-        if not is_meta(self):
-            moved = plain(self, *args, **kwargs)
-        elif is_gpu and (self in host or (placement.stands_for_host and not placement.has_recorded(self))):
-            with host.moving_to(Side.GPU):
-                moved = plain(self, *args, **{**kwargs, "copy": True})
-        elif is_cpu and not placement.is_running and self in placement.placed:
-            args, kwargs = _with_device(META, args, kwargs)
+        if is_cpu and not placement.is_running and self in placement.placed:
+            if is_meta(self):
+                args, kwargs = _with_device(META, args, kwargs)
             with placement.placed.copying_to_cpu():
                 moved = plain(self, *args, **{**kwargs, "copy": True})
+        elif not is_meta(self):
+            moved = plain(self, *args, **kwargs)
+        elif is_gpu and (self in host or (placement.is_running and not placement.has_recorded(self))):
+            with host.moving_to(Side.GPU):
+                moved = plain(self, *args, **{**kwargs, "copy": True})
+            _move_gradient(moved, host, Side.HOST, self.dtype)
         elif is_cpu and (self in host or not placement.is_running):  # it is on the CPU already
             args, kwargs = _with_device(META, args, kwargs)
             moved = plain(self, *args, **kwargs)
-        elif is_cpu and placement.stands_for_host:
+        elif is_cpu and (placement.stands_for_host or (self.requires_grad and torch.is_grad_enabled())):
             args, kwargs = _with_device(META, args, kwargs)
             with host.moving_to(Side.HOST):
                 moved = plain(self, *args, **{**kwargs, "copy": True})
+            _move_gradient(moved, host, Side.GPU, self.dtype)
             if kwargs.get("non_blocking"):  # then torch pins it (native/TensorConversions.cpp, _to_copy)
                 host.pin(moved)
         else:
@@ -78,6 +83,20 @@ def moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return placement.put(moved) if is_gpu else moved
 
     return to
+
+
+def _move_gradient(moved: Tensor, host: HostTensors, side: Side, dtype: torch.dtype) -> None:
+    """Move the gradient of a moved tensor to the side from which the tensor came, as autograd does.
+
+    To autograd both tensors are on the meta device.
+    """
+
+    def move(gradient: Tensor) -> Tensor:
+        with host.moving_to(side):
+            return gradient.to(dtype=dtype, copy=True)
+
+    if moved.grad_fn is not None:
+        moved.register_hook(move)  # type: ignore[no-untyped-call]
 
 
 def _is_window(tensor: Tensor) -> bool:
@@ -120,19 +139,25 @@ def moving_module(
     """Return a version of `Module.to`, `cuda` or `cpu` that records the module's move.
 
     Tensors moved to the GPU are logged; modules moved to the CPU are added to `Placement.on_cpu`. Nothing is
-    recorded while the loop runs. `plain` is the original method, and `device_of` returns the device that its
-    arguments name. If the dtype changes too, a parameter gets new data but remains the object by which it is
-    found later.
+    recorded while the loop runs. A module that user code moves to the meta device, where it takes no memory,
+    is moved to the CPU. `plain` is the original method, and `device_of` returns the device that its arguments
+    name. If the dtype changes too, a parameter gets new data but remains the object by which it is found
+    later.
     """
 
     @functools.wraps(plain)
     def move(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         args = tuple(map(_named, args))  # torch without a GPU refuses the index of a GPU
         kwargs = {key: _named(value) if key == "device" else value for key, value in kwargs.items()}
+        device = device_of(*args, **kwargs)
+        is_built = bool(opened) and not opened[-1].is_running
+        if is_built and device == META_DEVICE and not is_of_torch(caller_frame()):
+            device = CPU
+            args, kwargs = _with_device("cpu", args, kwargs)
         moved = plain(self, *args, **kwargs)
-        if not opened or opened[-1].is_running:
+        if not is_built:
             return moved
-        placement, device = opened[-1], device_of(*args, **kwargs)
+        placement = opened[-1]
         if names_gpu(device):
             placement.on_cpu -= set(moved.modules())
             for _, module in in_order_of_apply(moved):

@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import _default_to_fused_or_foreach
 
+from planner.capture.cuda.devices.placement import is_on_host
 from planner.capture.cuda.threads import caller_frame
 
 
@@ -29,9 +31,24 @@ def patches() -> Iterator[tuple[str, object]]:
     for module in ("torch.optim.optimizer", "torch.utils._foreach_utils", "torch.optim.swa_utils"):
         yield f"{module}._get_foreach_kernels_supported_devices", lambda: ["cuda", "meta"]
     yield "torch.optim.optimizer._get_fused_kernels_supported_devices", lambda: ["cuda", "meta"]
-    for name, held in sys.modules.copy().items():  # the module of each class has the function under its name
+    choose = _for_host(_default_to_fused_or_foreach)
+    for name, held in sys.modules.copy().items():  # the module of each class has the functions by their names
         if name.startswith("torch.optim.") and hasattr(held, "_get_capturable_supported_devices"):
             yield f"{name}._get_capturable_supported_devices", lambda *_, **__: ["cuda", "meta"]
+        if name.startswith("torch.optim.") and hasattr(held, "_default_to_fused_or_foreach"):
+            yield f"{name}._default_to_fused_or_foreach", choose
+
+
+def _for_host(plain: Callable[..., tuple[bool, bool]]) -> Callable[..., tuple[bool, bool]]:
+    """Return a version of `_default_to_fused_or_foreach` that chooses a loop for parameters on the CPU.
+
+    One such parameter is enough (torch/optim/optimizer.py).
+    """
+
+    def choose(params: list[Tensor], *args: Any, **kwargs: Any) -> tuple[bool, bool]:
+        return (False, False) if any(map(is_on_host, params)) else plain(params, *args, **kwargs)
+
+    return choose
 
 
 def _recorded(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:

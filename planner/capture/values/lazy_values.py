@@ -210,9 +210,9 @@ def _finite(func: Any, values: Tensor) -> Tensor:
 
     Infinities are replaced by finite numbers too if the operator makes infinities of finite values. In the
     planned run training works, so a model's checks for NaN and infinity find none. Values that are not
-    floating-point are returned unchanged.
+    floating-point are returned unchanged, and so are values of eight bits, which `nan_to_num` does not take.
     """
-    if not values.dtype.is_floating_point:
+    if not values.dtype.is_floating_point or values.dtype.itemsize == 1:
         return values
     is_unbounded = any(name in func._schema.name for name in _UNBOUNDED)
     kept = {} if is_unbounded else {"posinf": float("inf"), "neginf": float("-inf")}

@@ -120,6 +120,13 @@ def test_values_reach_the_cpu() -> None:
     assert born(taken, "_to_copy") == []
 
 
+def test_values_that_pass_through_eight_bits_are_read() -> None:
+    taken = trace_of(
+        lambda: Calls(lambda x: x * x.to(torch.float8_e4m3fn).float().sum().item()), job_of("4"), 2
+    )
+    assert born(taken, "_to_copy") == [2 * 4, 2 * 4 * 4]
+
+
 def test_chance_is_the_same_in_every_trace() -> None:
     """Two traces of a mixture of experts are one and the same, and every row goes to one expert."""
     job = job_of("8", mode=Mode.TRAIN, loss=Loss.OUTPUT, steps=2)

@@ -40,8 +40,9 @@ class CompiledCalls:
             notes.append(
                 f"torch.compile is planned as eager code ({_listed(self.by_dynamo)}): inductor fuses "
                 "operators and usually keeps fewer activations, so that a compiled run usually takes less; "
-                "with mode='reduce-overhead' its CUDA graphs hold private memory pools, which takes more; "
-                "--compile plans it compiled"
+                "but compiling it takes a buffer as large as the GPU's L2 cache, which is more for a small "
+                "model, and with mode='reduce-overhead' its CUDA graphs hold private memory pools; --compile "
+                "plans it compiled"
             )
         if self.by_torchscript:
             notes.append(

@@ -17,7 +17,8 @@ T = TypeVar("T")
 
 COMPILED = (
     "torch.compile is planned as eager code: compiled code fuses operators and usually keeps fewer "
-    "activations, so that it usually takes less; with mode='reduce-overhead' its CUDA graphs take more"
+    "activations, so that it usually takes less, but compiling it takes a buffer as large as the GPU's L2 "
+    "cache; with mode='reduce-overhead' its CUDA graphs take more"
 )
 
 

@@ -23,7 +23,7 @@ from planner.capture.cuda.devices.placement import META, Placement, is_put_on_gp
 from planner.capture.cuda.devices.translation import placed_devices_shown, planned_device
 from planner.capture.cuda.operators.semantics import cuda_semantics, has_cuda_semantics
 from planner.capture.models.adapter_types import adapters_like_weights
-from planner.capture.models.live.kept import live_state
+from planner.capture.models.live.kept import live_state, living
 from planner.capture.patching import patched
 from planner.capture.wrapped import is_wrapped, parts, with_parts
 
@@ -135,7 +135,7 @@ def _move_placed(placed: PlacedTensors) -> list[tuple[Tensor, Tensor]]:
     They are found wherever user code keeps them. Tensors that share a storage still share it afterwards.
     Returns a (tensor with the values, meta tensor) pair for each moved tensor.
     """
-    kept = [one for one in gc.get_objects() if issubclass(type(one), Tensor)] if placed else []
+    kept = living(Tensor) if placed else []
     shared: dict[int, UntypedStorage] = {}
     moved = []
     kept = [one for one in kept if not one.is_meta and one in placed]

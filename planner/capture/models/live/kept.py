@@ -18,6 +18,16 @@ from torch import Tensor, nn, optim
 from torch.utils import swap_tensors
 
 
+def living(*kinds: type) -> list[Any]:
+    """Return the objects of these classes that the garbage collector tracks.
+
+    The classes of all objects are compared first, since a process has many objects and few classes.
+    """
+    objects = gc.get_objects()
+    wanted = {kind for kind in set(map(type, objects)) if issubclass(kind, kinds)}
+    return [one for one in objects if type(one) in wanted] if wanted else []
+
+
 class LiveConstructor:
     """A caller's function that returns a model, with the modules and optimizers that existed before a plan.
 
@@ -37,9 +47,7 @@ class LiveConstructor:
 
     @cached_property
     def _found(self) -> list["weakref.ref[Any]"]:
-        objects = gc.get_objects()
-        kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, nn.Module | optim.Optimizer)}
-        return [weakref.ref(one) for one in objects if type(one) in kinds] if kinds else []
+        return list(map(weakref.ref, living(nn.Module, optim.Optimizer)))
 
 
 class _Noted(NamedTuple):

@@ -1532,3 +1532,24 @@ def test_a_copy_of_a_model_on_the_meta_device_takes_no_memory(tmp_path: Path) ->
         "def train_step", 'import copy\nshape = copy.deepcopy(model).to("meta")\ndef train_step'
     )
     assert bytes_of(trace_code(tmp_path, code, "train_step"), Category.PARAMETER) == PARAMETERS
+
+
+@pytest.mark.parametrize("read", ["", ".item()"])
+def test_a_step_may_move_its_model_to_the_cpu_and_back(tmp_path: Path, read: str) -> None:
+    code = f"""
+model = net()
+optimizer = torch.optim.Adam(model.parameters())
+
+def train_step(images):
+    loss = model(images.cuda()).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    loss{read}
+    model.cpu()
+    model.cuda()
+"""
+    trace = trace_code(tmp_path, code, "train_step", "64")
+    moved = [4 * count for count in (64 * 128, 128, 128 * 8, 8) for _ in ("parameter", "gradient")]
+    assert born(trace, "_to_copy") == 3 * [BATCH * 64 * 4, *moved]
+    assert bytes_of(trace, Category.OPTIMIZER) == 2 * PARAMETERS

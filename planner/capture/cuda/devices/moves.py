@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -69,7 +69,7 @@ def moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
         elif is_cpu and (self in host or not placement.is_running):  # it is on the CPU already
             args, kwargs = _with_device(META, args, kwargs)
             moved = plain(self, *args, **kwargs)
-        elif is_cpu and (placement.stands_for_host or (self.requires_grad and torch.is_grad_enabled())):
+        elif is_cpu and (placement.stands_for_host or placement.moves_module or _needs_gradient(self)):
             args, kwargs = _with_device(META, args, kwargs)
             with host.moving_to(Side.HOST):
                 moved = plain(self, *args, **{**kwargs, "copy": True})
@@ -83,6 +83,10 @@ def moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return placement.put(moved) if is_gpu else moved
 
     return to
+
+
+def _needs_gradient(tensor: Tensor) -> bool:
+    return tensor.requires_grad and torch.is_grad_enabled()
 
 
 def _move_gradient(moved: Tensor, host: HostTensors, side: Side, dtype: torch.dtype) -> None:
@@ -154,10 +158,10 @@ def moving_module(
         if is_built and device == META_DEVICE and not is_of_torch(caller_frame()):
             device = CPU
             args, kwargs = _with_device("cpu", args, kwargs)
-        moved = plain(self, *args, **kwargs)
         if not is_built:
-            return moved
-        placement = opened[-1]
+            with opened[-1].moving_module() if opened else nullcontext():
+                return plain(self, *args, **kwargs)
+        moved, placement = plain(self, *args, **kwargs), opened[-1]
         if names_gpu(device):
             placement.on_cpu -= set(moved.modules())
             for _, module in in_order_of_apply(moved):

@@ -1,6 +1,7 @@
 """The state of the simulated GPU while user code runs: its tensors, streams, graphs and remarks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
@@ -37,6 +38,7 @@ class Placement:
     is_running: bool = False  # whether the loop runs, whose tensors are not added to `placed`
     host: HostTensors = field(default_factory=HostTensors)  # meta tensors that stand for CPU tensors
     has_values: bool = False  # whether tensors have values, so that copies to the CPU are real
+    moves_module: bool = False  # whether the loop moves a module, whose tensors stay on the meta device
     streams: Streams = field(default_factory=Streams)
     graphs: cuda_graphs.Graphs = field(default_factory=cuda_graphs.Graphs)
     on_empty_cache: Callable[[], None] = lambda: None  # replaced by a recorder's method in `watch`
@@ -53,6 +55,18 @@ class Placement:
     def stands_for_host(self) -> bool:
         """Return whether new CPU tensors are made as stand-ins on the meta device."""
         return self.is_running and not self.has_values
+
+    @contextmanager
+    def moving_module(self) -> Iterator[None]:
+        """Keep tensors that move to the CPU on the meta device inside the context.
+
+        Otherwise `Module.to` would replace its parameters, which optimizers hold.
+        """
+        before, self.moves_module = self.moves_module, True
+        try:
+            yield
+        finally:
+            self.moves_module = before
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from planner.capture.workspaces.nn import attention, convolution, detection, los
 from planner.capture.workspaces.no_workspace import NO_WORKSPACE_OPS
 from planner.capture.workspaces.ops import Rule
 from planner.capture.workspaces.tensor import (
+    complex_results,
     contiguous_copies,
     fft,
     gemm,
@@ -27,7 +28,7 @@ from planner.program import TorchVersion
 
 _MODULES = (
     contiguous_copies, attention, detection, convolution, gemm, indexing, losses, norms, reductions, rnn,
-    sorting, fft, linalg, packed_copies,
+    sorting, fft, linalg, packed_copies, complex_results,
 )  # fmt: skip
 RULES = operator_table({names: rule for module in _MODULES for names, rule in module.RULES.items()})
 _RULES_BY_NAME = {

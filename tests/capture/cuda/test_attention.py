@@ -391,16 +391,30 @@ def test_multi_head_attention_in_inference_is_three_kernels() -> None:
 @pytest.mark.parametrize(("heads", "need_weights"), [(8, False), (2, True)])
 def test_multi_head_attention_unfused_in_inference(heads: int, need_weights: bool) -> None:
     """Heads of 3 floats, which no fused kernel takes, and weights that are returned: the projection, the
-    buffer of queries, keys and values, scores and their softmax, the context turned around, the projection
-    (native_multi_head_attention_cuda).
+    buffer of queries, keys and values, scores with their softmax in place, the context turned around, the
+    projection (native_multi_head_attention_cuda).
     """
     trace = trace_of(lambda: _SelfAttention(heads, need_weights), job_of("10x24", mode=Mode.INFER), 2)
     scores = 2 * heads * 10 * 10 * 4
     weights = [("sum", 2 * 10 * 10 * 4)] if need_weights else []
     assert forward_of(trace) == [
-        ("mm", ROW * 72), ("empty", ROW * 72), ("bmm", scores), ("_softmax", scores),
+        ("mm", ROW * 72), ("empty", ROW * 72), ("bmm", scores),
         ("clone", ROW * 24), ("addmm", ROW * 24), *weights,
     ]  # fmt: skip
+
+
+def test_a_mask_has_the_softmax_of_unfused_attention_beside_its_scores() -> None:
+    """masked_softmax (attention.cpp) is in place only without a mask."""
+    mask = torch.zeros(10, 10, dtype=torch.bool)
+
+    class Masked(_SelfAttention):
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.attention(x, x, x, attn_mask=mask.to(x.device), need_weights=False)[0]
+            return out
+
+    trace = trace_of(lambda: Masked(8), job_of("10x24", mode=Mode.INFER), 2)
+    scores = 2 * 8 * 10 * 10 * 4
+    assert [row for row in forward_of(trace) if row[1] == scores] == [("bmm", scores), ("_softmax", scores)]
 
 
 def test_multi_head_attention_with_weights_in_training() -> None:

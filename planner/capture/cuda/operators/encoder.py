@@ -80,7 +80,9 @@ def _unfused(
     q, k, _ = torch.empty(3, batch, heads, rows, width // heads, dtype=qkv.dtype, device=qkv.device).unbind()
     del qkv
     scores = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2)).view(batch, heads, rows, rows)
-    if mask is not None and mask.dtype is not torch.bool:
+    if mask is None:
+        return q, scores  # masked_softmax: without a mask the softmax is in place
+    if mask.dtype is not torch.bool:
         mask = mask.to(torch.bool)
     return q, torch.softmax(scores, -1)
 

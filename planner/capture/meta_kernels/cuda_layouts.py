@@ -292,6 +292,16 @@ def _resized_input(func: Any, x: Tensor, *args: Any) -> Any:
     return empty(x.shape, x.dtype).resize_(func(x, *args).shape)
 
 
+def _geqrf(x: Tensor) -> Any:
+    """Return reflections in the layout of LAPACK, column by column, and their factors.
+
+    Source: ATen/native/BatchLinearAlgebra.cpp. torch has no meta kernel for `geqrf`.
+    """
+    *batch, rows, columns = x.shape
+    reflections = empty((*batch, columns, rows), x.dtype).mT
+    return reflections, empty((*batch, min(rows, columns)), x.dtype)
+
+
 def _weight_int4pack_mm(
     activations: Tensor, packed: Tensor, group_size: int, scales_and_zeros: Tensor
 ) -> Tensor:
@@ -302,6 +312,8 @@ def _weight_int4pack_mm(
     return activations.new_empty(activations.shape[0], 8 * packed.shape[0])
 
 
+# Operators that torch cannot run on the meta device. Constructors of models call them too.
+MISSING: Mapping[str, Callable[..., Any]] = {"geqrf": _geqrf}
 KERNELS: Mapping[str, Callable[..., Any]] = {
     "im2col": partial(_resized_input, torch.ops.aten.im2col.default),
     "col2im": partial(_resized_input, torch.ops.aten.col2im.default),
@@ -321,5 +333,6 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
     "_softmax_backward_data": _softmax_backward,
     "masked_fill.Scalar": _masked_fill,
     "index.Tensor": _index,
+    "geqrf": _geqrf,
     "_weight_int4pack_mm": _weight_int4pack_mm,
 }

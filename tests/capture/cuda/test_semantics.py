@@ -154,3 +154,13 @@ def test_the_gradient_of_mish_is_one_kernel() -> None:
     trace = trace_of(Scaled, job_of("1000", mode=Mode.TRAIN), 2)
     assert born(trace, "mish_backward") == [8000]
     assert born(trace, "softplus") == born(trace, "tanh") == []
+
+
+def test_a_matrix_is_factored_on_meta_while_cuda_semantics_are_open() -> None:
+    """Constructors do, such as an orthogonal parametrization's; torch cannot on its own."""
+    matrix = torch.empty(8, 4, device="meta")
+    with cuda_semantics(AMPERE):
+        layer = nn.utils.parametrizations.orthogonal(nn.Linear(8, 4, device="meta"))
+        assert layer(matrix.mT).shape == (4, 4)
+    with pytest.raises(NotImplementedError):
+        torch.geqrf(matrix)

@@ -36,6 +36,18 @@ def test_log_sigmoid(dtype: torch.dtype) -> None:
         assert (buffer.numel(), buffer.dtype) == (0, dtype)
 
 
+@pytest.mark.parametrize("shape", [(48, 16), (16, 48), (2, 48, 16)])
+def test_reflections_are_stored_by_columns(shape: tuple[int, ...]) -> None:
+    """As LAPACK stores them, with one factor each; torch has no meta kernel of its own."""
+    x = torch.rand(shape)
+    reflections, factors = MetaRunner((8, 0)).run(aten.geqrf.default, (x.to("meta"),), {}, Phase.FORWARD)
+    on_cpu = torch.geqrf(x)
+    assert [t.shape for t in (reflections, factors)] == [t.shape for t in on_cpu]
+    assert [t.stride() for t in (reflections, factors)] == [t.stride() for t in on_cpu]
+    with pytest.raises(NotImplementedError):
+        torch.geqrf(x.to("meta"))
+
+
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_softmax_backward(dtype: torch.dtype) -> None:
     """The gradient of a softmax is as in torch for contiguous tensors, and contiguous for others."""

@@ -1,7 +1,8 @@
 """Make operators on the `meta` device follow the code paths of CUDA.
 
 Composite operators inspect the device of their inputs and take different paths on CUDA and on the meta
-device. Kernels that this module registers from Python at the `AutogradMeta` key take CUDA's path. They are
+device. Kernels that this module registers from Python at the `AutogradMeta` key take CUDA's path. Kernels of
+operators that torch cannot run on the meta device are registered at the key `Meta`. All of these kernels are
 global to the process, so they are registered only while `cuda_semantics` is open. The same holds for the
 kernels of CUDA's autocast, registered at the key `AutocastCUDA`.
 """
@@ -28,6 +29,7 @@ from planner.capture.cuda.operators import (
     slicing,
 )
 from planner.capture.cuda.optimizers import implementations as optimizers
+from planner.capture.meta_kernels.cuda_layouts import MISSING
 from planner.capture.patching import patched
 from planner.program import NEWEST_TORCH, TorchVersion
 
@@ -94,6 +96,8 @@ def _open(
         warnings.simplefilter("ignore")  # that a kernel is overridden, which is the purpose
         for name, kernel in _kernels(capability, version).items():
             library.impl(name, kernel, "AutogradMeta")  # type: ignore[no-untyped-call]
+        for name, kernel in MISSING.items():
+            library.impl(name, kernel, "Meta")  # type: ignore[no-untyped-call]
     indexing = (*assignment.patches(), *slicing.patches(version))
     others = (*autocast.patches(casts.clear), *second_order.patches(), *rnn.patches())
     patches = (*_device_lists(), *indexing, *others)

@@ -107,7 +107,7 @@ def test_states_of_operators() -> None:
     assert not is_unknown(aten.gather.default)
     assert not is_unknown(aten.sin.default)
     assert not is_unknown(aten.view.default)
-    assert is_unknown(aten._linalg_svd.default)
+    assert is_unknown(aten.linalg_eig.default)
 
 
 def test_a_stored_kernel_counts_blocks_of_no_bytes_as_the_recorder_does() -> None:

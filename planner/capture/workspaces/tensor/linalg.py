@@ -10,12 +10,27 @@ from math import prod
 
 from torch import Tensor
 
-from planner.capture.workspaces._rule import argument
-from planner.capture.workspaces.ops import Args, Hold, Ops, Outputs, Release, Rule, UseCublas
+from planner.capture.workspaces._rule import argument, contiguous_copies, tensor_bytes
+from planner.capture.workspaces.ops import (
+    Args,
+    Hold,
+    Ops,
+    Output,
+    Outputs,
+    Release,
+    ReleaseBeneath,
+    Rule,
+    UseCublas,
+)
 from planner.program import LEFT_OUT_NOTE, Target
 
-_POINTER, _INFO, _INDEX = 8, 4, 8  # bytes of a pointer to a matrix, of a status, of an entry of a permutation
-_CUSOLVER = ("_linalg_det", "_linalg_slogdet", "linalg_lu_factor_ex", "linalg_lu_solve", "linalg_qr")
+# bytes of a pointer to a matrix, of a status, of a pivot, of an entry of a permutation
+_POINTER, _INFO, _PIVOT, _INDEX = 8, 4, 4, 8
+_CUSOLVER = (
+    "_linalg_det", "_linalg_slogdet", "linalg_lu_factor_ex", "linalg_lu_solve", "linalg_qr", "geqrf",
+    "linalg_householder_product", "linalg_inv_ex", "_linalg_solve_ex", "linalg_cholesky_ex",
+    "cholesky_inverse", "cholesky_solve", "_linalg_eigh", "_linalg_svd",
+)  # fmt: skip
 
 
 def notes_on_factorizations(operators: Iterable[str]) -> tuple[str, ...]:
@@ -45,10 +60,11 @@ def _triangular(batch: int, size: int) -> Ops:
 def _factor(matrices: Tensor) -> Ops:
     """Return the ops of `lu_factor`, or () if cuBLAS does not factor the matrices.
 
-    They hold pointers to the matrices of a batch.
+    They hold pointers to the matrices of a batch. The sizes are those at which an emulated run of torch 2.13
+    changes to cuSOLVER.
     """
     rows, columns, batch = *matrices.shape[-2:], _batch(matrices)
-    if rows != columns or batch == 1 or rows >= 512:
+    if rows != columns or batch == 1 or not (rows <= 16 or (rows <= 128 and batch <= 16)):
         return ()
     return (Hold(_POINTER * batch), UseCublas(), Release(1))
 
@@ -94,28 +110,69 @@ def _log_determinant(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops
 
 
 def _solve(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of `lu_solve_kernel`. It chooses cuSOLVER, cuBLAS or two triangular solves."""
-    factors, adjoint = args[0], argument(args, 4, False)
-    batch, size = _batch(out), factors.shape[-1]
     columns = out.shape[-1 if argument(args, 3, True) else -2]
+    solve = _solve_factored(_batch(out), args[0].shape[-1], columns, out.nbytes, argument(args, 4, False))
+    return (Outputs(), *solve)
+
+
+def _solve_factored(batch: int, size: int, columns: int, out_bytes: int, adjoint: bool) -> Ops:
+    """Return the ops of `lu_solve_kernel`. It chooses cuSOLVER, cuBLAS or two triangular solves."""
     if size == columns:
-        return (Outputs(), *(_batched(batch) if size <= 16 else _two_solves(out, size, adjoint)))
+        return _batched(batch) if size <= 16 else _two_solves(batch, size, out_bytes, adjoint)
     if 8 < size <= 64 and batch <= 2 and (columns <= 64 or adjoint or size <= 32):
-        return (Outputs(), _INFO)
+        return (_INFO,)
     if 64 < size <= 128 and batch <= 2 and columns <= 2:
-        return (Outputs(), _INFO)
+        return (_INFO,)
     few = size <= 8 or (size <= 64 and columns <= 8) or (size <= 128 and columns <= 2)
-    return (Outputs(), *(_batched(batch) if few else _two_solves(out, size, adjoint)))
+    return _batched(batch) if few else _two_solves(batch, size, out_bytes, adjoint)
 
 
-def _two_solves(out: Tensor, size: int, adjoint: bool) -> Ops:
-    batch = _batch(out)
-    permutation = Hold(_INDEX * size * batch)
+def _two_solves(batch: int, size: int, out_bytes: int, adjoint: bool) -> Ops:
+    numbers, permutation = Hold(_INDEX * size), Hold(_INDEX * size * batch)
+    # a single matrix is permuted by the numbers themselves
+    permutations = (numbers, permutation, ReleaseBeneath(1)) if batch > 1 else (permutation,)
     solves = (*_triangular(batch, size), *_triangular(batch, size))
     if adjoint:
-        return (permutation, *solves, out.nbytes, Release(1))
-    numbers = Hold(_INDEX * size)
-    return (permutation, numbers, permutation, Hold(out.nbytes), *solves, Release(4))
+        return (*permutations, *solves, out_bytes, Release(1))
+    return (*permutations, numbers, permutation, Hold(out_bytes), *solves, Release(4))
+
+
+def _solve_equations(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops:
+    """Return the ops of `_linalg_solve_ex`, which factors the matrices.
+
+    The factors, and the permutation, are outputs. A vector is solved in a copy.
+    """
+    matrices, right = args[:2]
+    is_left, result = argument(args, 2, True), out[0]
+    batch, size = _batch(matrices), matrices.shape[-1]
+    is_vector = right.dim() == 1 or right.shape == matrices.shape[:-1]
+    columns = 1 if is_vector else result.shape[-1 if is_left else -2]
+    copy = (Hold(tensor_bytes(result)),) if is_vector else ()
+    solve = _solve_factored(batch, size, columns, tensor_bytes(result), not is_left)
+    return (Outputs(), *_factor(matrices), *copy, *solve)
+
+
+def _inverse(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops:
+    """Return the ops of an inverse.
+
+    The matrices are factored in a copy, and the identity is solved in the output (BatchLinearAlgebra.cpp,
+    `linalg_inv_ex_out`).
+    """
+    matrices = args[0]
+    batch, size = _batch(matrices), matrices.shape[-1]
+    copy_bytes = tensor_bytes(matrices)
+    factors, pivots = Hold(copy_bytes), Hold(_PIVOT * size * batch)
+    solve = _solve_factored(batch, size, size, copy_bytes, adjoint=False)
+    return (Outputs(), factors, pivots, *_factor(matrices), *solve)
+
+
+def _check_statuses(statuses: int) -> Ops:
+    """Return the ops of `_linalg_check_errors`, which asks whether any status is not zero."""
+    return (Hold(1), 1, Release(1)) if statuses == 1 else (1,)
+
+
+def _check(args: Args, out: None, target: Target) -> Ops:
+    return _check_statuses(args[0].numel())
 
 
 def _triangular_solve(args: Args, out: Tensor, target: Target) -> Ops:
@@ -135,13 +192,87 @@ def _orthogonal(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops:
     fits = (has_q and q.shape[-1] == columns) or r.shape[-2] == rows
     copy = () if fits else (Hold(matrices.nbytes),)
     factors = Hold(matrices.element_size() * batch * min(rows, columns))
-    are_small = rows <= 256 and batch >= max(2, rows // 16)  # whether cuBLAS factors them
-    factor = _batched(batch) if are_small else (_INFO,)
-    return (Outputs(), factors, *copy, *factor, *((_INFO,) if has_q else ()))
+    return (Outputs(), factors, *copy, *_reflect(matrices), *((_INFO,) if has_q else ()))
+
+
+def _reflect(matrices: Tensor) -> Ops:
+    """Return the ops of `geqrf_kernel`. cuBLAS factors many small matrices."""
+    rows, batch = matrices.shape[-2], _batch(matrices)
+    return _batched(batch) if rows <= 256 and batch >= max(2, rows // 16) else (_INFO,)
+
+
+def _reflections(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops:
+    return (Outputs(), *_reflect(args[0]))
+
+
+def _product_of_reflections(args: Args, out: Tensor, target: Target) -> Ops:
+    return (Outputs(), *contiguous_copies(args[1]), _INFO)
+
+
+def _cholesky(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops:
+    """Return the ops of a Cholesky factorization: pointers to the matrices of a batch."""
+    batch = _batch(args[0])
+    return (Outputs(), _POINTER * batch) if batch > 1 else (Outputs(),)
+
+
+def _solve_cholesky(matrices: Tensor) -> Ops:
+    """Return the ops of `_cholesky_solve_helper`. A single matrix is copied."""
+    batch, size = _batch(matrices), matrices.shape[-1]
+    if batch == 1:
+        return (Hold(_INFO), tensor_bytes(matrices), Release(1))
+    return (*_triangular(batch, size), *_triangular(batch, size))
+
+
+def _inverse_of_cholesky(args: Args, out: Tensor, target: Target) -> Ops:
+    """Return the ops of `cholesky_inverse`. It solves for the identity."""
+    return (Outputs(), Hold(tensor_bytes(args[0])), *_solve_cholesky(args[0]))
+
+
+def _cholesky_solution(args: Args, out: Tensor, target: Target) -> Ops:
+    return (Outputs(), *_solve_cholesky(args[1]))
+
+
+def _eigenvectors(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops:
+    """Return the ops of `_linalg_eigh`. Without eigenvectors it works in a copy."""
+    matrices = args[0]
+    batch = _batch(matrices)
+    has_vectors = argument(args, 2, True)
+    rest = (Hold(_INFO * batch), *_check_statuses(batch))
+    if has_vectors:
+        return (Output(1), Output(), *rest)
+    return (Outputs(), Hold(tensor_bytes(matrices)), *rest)
+
+
+def _singular_values(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops:
+    """Return the ops of `_linalg_svd`, which works in a copy.
+
+    Without vectors, cuSOLVER still gets memory for those of all matrices of a batch of small ones, or
+    otherwise of one matrix.
+    """
+    matrices = args[0]
+    rows, columns = matrices.shape[-2:]
+    batch = _batch(matrices)
+    info, copy_bytes = Hold(_INFO * batch), tensor_bytes(matrices)
+    if argument(args, 2, True):
+        return (Output(), Output(1), Output(), info, copy_bytes, *_check_statuses(batch))
+    count = batch if max(rows, columns) <= 32 else 1
+    unit = count * matrices.element_size() * min(rows, columns)
+    vectors = (Hold(unit * rows), unit * columns)
+    return (Outputs(), info, Hold(copy_bytes), *vectors, Release(2), *_check_statuses(batch))
 
 
 RULES: dict[str, Rule] = {
     "linalg_qr": _orthogonal,
+    "geqrf": _reflections,
+    "linalg_householder_product": _product_of_reflections,
+    "linalg_inv_ex": _inverse,
+    "_linalg_solve_ex": _solve_equations,
+    "_linalg_check_errors": _check,
+    "linalg_cholesky_ex": _cholesky,
+    "cholesky_inverse": _inverse_of_cholesky,
+    "cholesky_solve": _cholesky_solution,
+    "_linalg_eigh": _eigenvectors,
+    "_linalg_svd": _singular_values,
     "linalg_lu_factor_ex": _factors,
     "_linalg_det": _determinant,
     "_linalg_slogdet": _log_determinant,

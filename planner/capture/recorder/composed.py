@@ -137,8 +137,64 @@ def _is_fast(tensors: Sequence[Tensor], ord: float) -> bool:
     return alike and dense and first.is_floating_point() and ord in (1, 2, inf)
 
 
+def _matrix_exp(x: Tensor) -> Tensor:
+    """Return the exponential of matrices, as computed for matrices whose norm is large.
+
+    Source: ATen/native/LinearAlgebra.cpp, `mexp_impl`. Each matrix is approximated by a polynomial, whose
+    degree depends on the matrix's norm. The values of meta tensors are unknown, so all matrices get the
+    highest degree, which takes the most memory. A matrix of a norm above 1.46 has it.
+    """
+    size = x.shape[-1]
+    if size <= 1:
+        return x.exp() if size else x.clone()
+    matrices = x.view(-1, size, size)
+    norm = _largest_sum_of_column(matrices)
+    result = torch.empty_like(matrices, memory_format=torch.contiguous_format)
+    chosen = torch.empty(len(matrices), dtype=torch.int64, device=x.device)
+    large = matrices.index_select(0, chosen)
+    squarings = norm.index_select(0, chosen).log2().ceil().to(torch.int64).view(-1, 1, 1)
+    scaled = large / (2**squarings)
+    exponentials = _polynomial_of_degree_18(scaled)
+    squares = exponentials.bmm(exponentials)
+    squares = squares.bmm(squares)
+    result.index_put_((chosen,), squares)
+    del squares, exponentials, scaled, squarings, large, chosen, norm
+    return result.view(x.shape)
+
+
+def _largest_sum_of_column(matrices: Tensor) -> Tensor:
+    magnitudes = matrices.abs()
+    sums = magnitudes.sum(-2)
+    largest = sums.max(-1)[0]
+    del sums, magnitudes
+    return largest
+
+
+def _polynomial_of_degree_18(matrices: Tensor) -> Tensor:
+    """Return a polynomial of each matrix, `compute_T18`.
+
+    The powers 0, 1, 2, 3 and 6 are combined to five matrices, one of which becomes the result.
+    """
+    coefficients = torch.empty(5, 5, dtype=matrices.dtype.to_real(), device=matrices.device)
+    powers = matrices.new_empty((5, *matrices.shape))
+    one = matrices.new_ones(1)
+    powers[0].copy_(one.expand(matrices.shape[:-1]).diag_embed())
+    del one
+    powers[1].copy_(matrices)
+    for power, left, right in ((2, 1, 1), (3, 1, 2), (4, 3, 3)):
+        torch.bmm(powers[left], powers[right], out=powers[power])
+    sums = torch.zeros_like(powers)
+    sums[3].add_(torch.bmm(sums[0], sums[4], out=powers[0]))
+    sums[2].add_(sums[3])
+    product = torch.bmm(sums[2], sums[3], out=powers[0])
+    result = sums[1].add_(product)
+    del product, powers, coefficients
+    return result
+
+
 COMPOSED: dict[Any, Callable[..., Any]] = {
     aten._foreach_norm.Scalar: _foreach_norm,
     aten.affine_grid_generator.default: _affine_grid_generator,
     aten._trilinear.default: _trilinear,
+    aten.linalg_matrix_exp.default: _matrix_exp,
 }

@@ -51,3 +51,37 @@ def test_a_sampling_grid_takes_its_base_coordinates() -> None:
     for size in ranges:
         moves += [f"+{size} temporaries", f"-{size}"]
     assert blocks[4:-1] == [*moves, f"+{grid} temporaries", f"-{base}"]
+
+
+def test_an_exponential_of_matrices_takes_ten_of_them_at_a_time() -> None:
+    """Two samples of 8 x 8: five powers and five sums of them, beside the result, the matrices whose norm is
+    large, and these scaled.
+    """
+    trace = trace_of(lambda: Apply(torch.matrix_exp), job_of("8x8", steps=1, mode=Mode.INFER), 2)
+    matrices = 2 * 8 * 8 * 4
+    large = [line for line in story(trace) if abs(_size(line)) >= matrices and "workspaces" not in line]
+    one, five = f"+{matrices} temporaries", f"+{5 * matrices} temporaries"
+    assert large[1:] == [
+        one, f"-{matrices}",  # magnitudes, for the norms
+        one, one, one, five,  # result, matrices, scaled matrices, powers
+        one, f"-{matrices}",  # the power of 0
+        five, f"-{5 * matrices}",  # sums, without the powers
+        one, one, f"-{matrices}",  # squares of squares
+        f"-{matrices}", f"-{5 * matrices}", f"-{matrices}", f"-{matrices}",
+    ]  # fmt: skip
+
+
+def _size(line: str) -> int:
+    first = line.split()[0]
+    return int(first) if first[0] in "+-" else 0
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (1, 1), (3, 3), (2, 5, 3, 3)])
+def test_an_exponential_of_matrices_is_laid_out_as_by_aten(shape: tuple[int, ...]) -> None:
+    """Contiguous, also for transposed matrices; complex numbers stay complex."""
+    x = torch.rand(shape, dtype=torch.complex64)
+    for given in (x, x.mT) if len(shape) == 2 else (x,):
+        out = COMPOSED[aten.linalg_matrix_exp.default](given.to("meta"))
+        expected = torch.matrix_exp(given)
+        assert (out.shape, out.dtype) == (expected.shape, expected.dtype)
+        assert out.stride() == expected.stride()

@@ -192,9 +192,57 @@ def _polynomial_of_degree_18(matrices: Tensor) -> Tensor:
     return result
 
 
+def _pinv(
+    x: Tensor, *, atol: Tensor | None = None, rtol: Tensor | None = None, hermitian: bool = False
+) -> Tensor:
+    """Return the pseudoinverse of matrices, from their singular values or eigenvalues.
+
+    Source: ATen/native/LinearAlgebra.cpp, `linalg_pinv`.
+    """
+    absolute = x.new_zeros((), dtype=torch.float64) if atol is None else atol
+    relative = _default_rtol(x, atol) if rtol is None else rtol
+    if hermitian:
+        values, left = aten._linalg_eigh(x)
+        right, sizes = left, values.abs()
+        largest = sizes.amax(-1, True)
+    else:
+        left, values, adjoint = aten._linalg_svd(x)
+        right, sizes, largest = adjoint.mH, values, values[..., :1]
+    tolerance = torch.maximum(absolute.unsqueeze(-1), relative.unsqueeze(-1) * largest)
+    inverses = _inverses_above(values, sizes, tolerance).to(x.dtype)
+    scaled: Tensor = right * inverses.unsqueeze(-2)
+    result = _product(scaled, left.mH)
+    del scaled, inverses, tolerance
+    return result
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    if left.dim() == 2:
+        return left.mm(right)
+    product = left.flatten(0, -3).bmm(right.flatten(0, -3))
+    return product.view(*left.shape[:-1], right.shape[-1])
+
+
+def _default_rtol(x: Tensor, atol: Tensor | None) -> Tensor:
+    """Return the relative tolerance of a pseudoinverse. It is 0 where an absolute tolerance is given."""
+    rtol = x.new_full((), torch.finfo(x.dtype).eps * max(x.shape[-2:]), dtype=torch.float64)
+    return rtol if atol is None else torch.where(atol > 0, 0.0, rtol)
+
+
+def _inverses_above(values: Tensor, sizes: Tensor, tolerance: Tensor) -> Tensor:
+    """Return the reciprocals of values whose sizes are above the tolerance, and 0 for others."""
+    zero = values.new_zeros(())
+    reciprocals = values.reciprocal()
+    is_above = sizes > tolerance
+    inverses = torch.where(is_above, reciprocals, zero)
+    del is_above, reciprocals, zero
+    return inverses
+
+
 COMPOSED: dict[Any, Callable[..., Any]] = {
     aten._foreach_norm.Scalar: _foreach_norm,
     aten.affine_grid_generator.default: _affine_grid_generator,
     aten._trilinear.default: _trilinear,
     aten.linalg_matrix_exp.default: _matrix_exp,
+    aten.linalg_pinv.atol_rtol_tensor: _pinv,
 }

@@ -85,3 +85,29 @@ def test_an_exponential_of_matrices_is_laid_out_as_by_aten(shape: tuple[int, ...
         expected = torch.matrix_exp(given)
         assert (out.shape, out.dtype) == (expected.shape, expected.dtype)
         assert out.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("hermitian", [False, True])
+@pytest.mark.parametrize("shape", [(4, 4), (2, 3, 3), (2, 2, 3, 3)])
+def test_a_pseudoinverse_is_that_of_aten(shape: tuple[int, ...], hermitian: bool) -> None:
+    """From singular values, or from eigenvalues of a symmetric matrix; those below a tolerance count as 0."""
+    x = torch.rand(shape, dtype=torch.float64)
+    x = x + x.mT if hermitian else x
+    pinv, rtol = aten.linalg_pinv.atol_rtol_tensor, torch.tensor(0.2, dtype=torch.float64)
+    atol = torch.ones((), dtype=torch.float64)
+    for given in ({}, {"rtol": rtol}, {"atol": atol}, {"atol": atol, "rtol": rtol}):
+        tolerances = {**given, "hermitian": hermitian}
+        torch.testing.assert_close(COMPOSED[pinv](x, **tolerances), pinv(x, **tolerances))
+
+
+def test_a_pseudoinverse_keeps_its_factors_until_it_is_made() -> None:
+    """Of 16 x 8: singular vectors of both sides, the product of one with the inverses, and the result."""
+    trace = trace_of(lambda: Apply(torch.linalg.pinv), job_of("16x8", steps=1, mode=Mode.INFER), 1)
+    tall, small = 16 * 8 * 4, 8 * 8 * 4
+    large = [line for line in story(trace) if abs(_size(line)) in (tall, small)]
+    assert large[1:] == [
+        f"+{tall} temporaries", f"+{small} temporaries",  # vectors
+        f"+{tall} workspaces", f"-{tall}",
+        f"+{small} temporaries", f"+{tall} temporaries", f"-{small}",
+        f"-{tall}", f"-{small}",
+    ]  # fmt: skip

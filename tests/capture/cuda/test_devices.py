@@ -249,11 +249,13 @@ def test_what_depends_on_the_run_is_named(tmp_path: Path) -> None:
     body = """
 def more(self, x):
     torch.cuda.memory_allocated()
+    torch.cuda.get_device_name()
     return x.to("cuda:1")
 """
     assert trace_file(tmp_path, body).notes == (
         "net.py:20 calls torch.cuda.memory_allocated, whose result depends on the run: the trace takes 0",
-        "net.py:21 uses cuda:1: each GPU stands for the planned one",
+        "net.py:21 calls torch.cuda.get_device_name: the trace takes 'NVIDIA GPU'",
+        "net.py:22 uses cuda:1: each GPU stands for the planned one",
     )
 
 

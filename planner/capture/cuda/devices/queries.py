@@ -36,7 +36,6 @@ _CONSTANTS: dict[str, Any] = {
     "current_device": 0,
     "current_device_index": 0,
     "current_device_idx": 0,
-    "get_device_name": "NVIDIA GPU",
     "initial_seed": 0,
     "memory_summary": "",
     "get_sync_debug_mode": 0,
@@ -44,6 +43,7 @@ _CONSTANTS: dict[str, Any] = {
     "get_per_process_memory_fraction": 1.0,
     "list_gpu_processes": "",
 }
+_NAME = "NVIDIA GPU"
 _TOTAL_BYTES = 80 * 2**30
 _SEGMENT_BYTES = 2 * 2**20  # reported as reserved, since user code may divide by the reserved bytes
 _SEGMENT = {"device": 0, "address": 0, "stream": 0, "segment_type": "small", "total_size": _SEGMENT_BYTES}
@@ -207,9 +207,13 @@ def _answers(
         major, minor = capability()
         remark(f"calls {module}.get_device_properties: the trace takes 80 GiB and 100 multiprocessors")
         return SimpleNamespace(
-            name=_CONSTANTS["get_device_name"], major=major, minor=minor, total_memory=_TOTAL_BYTES,
+            name=_NAME, major=major, minor=minor, total_memory=_TOTAL_BYTES,
             multi_processor_count=100, warp_size=32,
         )  # fmt: skip
+
+    def named(*_: Any, **__: Any) -> str:
+        remark(f"calls {module}.get_device_name: the trace takes {_NAME!r}")
+        return _NAME
 
     def fraction(value: float, *_: Any, **__: Any) -> None:
         remark(f"sets {module}.set_per_process_memory_fraction({value}): use --allocator-cap-mib instead")
@@ -219,6 +223,7 @@ def _answers(
         **{name: _always(value) for name, value in _CONSTANTS.items()},
         **dict.fromkeys(_WITHOUT_EFFECT, _always(None)),
         **{name: of_memory(name, value) for name, value in _MEMORY.items()},
+        "get_device_name": named,
         "get_device_capability": lambda *_, **__: capability(),
         "get_device_properties": properties,
         "get_rng_state": lambda *_, **__: torch.zeros(16, dtype=torch.uint8),

@@ -77,7 +77,8 @@ def making(plain: Callable[..., Any]) -> Callable[..., Any]:
                     return placement.host.pin(plain(*args, **{**kwargs, "device": META}))
         if device is not None:
             if not names_gpu(device):
-                if _is_layout_alone(device, caller_frame()):
+                caller = caller_frame()
+                if _is_layout_alone(device, caller) or _is_for_host(device, caller):
                     with opened[-1].host.moving_to(Side.HOST):
                         return plain(*args, **kwargs)
                 return plain(*args, **kwargs)
@@ -125,6 +126,18 @@ def _is_layout_alone(device: object, caller: FrameType) -> bool:
     """
     is_named = device in (META, META_DEVICE)
     return is_named and opened[-1].is_running and not is_of_torch(caller)
+
+
+def _is_for_host(device: object, caller: FrameType) -> bool:
+    """Return whether torch's own code makes a tensor on the device of CPU tensors.
+
+    Its variables then hold no tensor of the GPU. `embedding_bag` makes its offsets so.
+    """
+    placement = opened[-1]
+    if device not in (META, META_DEVICE) or not (placement.is_running and placement.host):
+        return False
+    tensors = [one for one in caller.f_locals.values() if isinstance(one, Tensor) and is_meta(one)]
+    return is_of_torch(caller) and bool(tensors) and all(one in placement.host for one in tensors)
 
 
 def _is_of_save_on_cpu() -> bool:

@@ -17,6 +17,7 @@ from planner.capture.cuda.devices.host_tensors import HostTensors
 from planner.capture.cuda.devices.placed import PlacedTensors
 from planner.capture.cuda.names import Names
 from planner.capture.cuda.streams import Streams
+from planner.capture.wrapped import is_wrapped
 from planner.program import NEWEST_TORCH, TorchVersion
 
 META = "meta"
@@ -112,8 +113,8 @@ def is_put_on_gpu(tensor: Tensor) -> bool:
 
 
 def is_on_host(tensor: Tensor) -> bool:
-    """Return whether a tensor is a meta tensor that stands for a CPU tensor."""
-    return bool(opened) and tensor in opened[-1].host
+    """Return whether a tensor is a meta tensor that stands for a CPU tensor. A wrapper of tensors is not."""
+    return bool(opened) and not is_wrapped(tensor) and tensor in opened[-1].host
 
 
 def put_off_until_recorded(work: Callable[[], None]) -> bool:

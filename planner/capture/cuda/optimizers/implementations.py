@@ -8,11 +8,13 @@ workspace is the norm (`planner.capture.recorder.composed`).
 
 import sys
 from collections.abc import Callable, Iterator
+from itertools import compress
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import _default_to_fused_or_foreach
+from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype as _group
 
 from planner.capture.cuda.devices.placement import is_on_host
 from planner.capture.cuda.threads import caller_frame
@@ -31,12 +33,31 @@ def patches() -> Iterator[tuple[str, object]]:
     for module in ("torch.optim.optimizer", "torch.utils._foreach_utils", "torch.optim.swa_utils"):
         yield f"{module}._get_foreach_kernels_supported_devices", lambda: ["cuda", "meta"]
     yield "torch.optim.optimizer._get_fused_kernels_supported_devices", lambda: ["cuda", "meta"]
+    for module in ("torch.nn.utils.clip_grad", "torch.optim.optimizer", "torch.optim.swa_utils"):
+        yield f"{module}._group_tensors_by_device_and_dtype", _by_side
     choose = _for_host(_default_to_fused_or_foreach)
     for name, held in sys.modules.copy().items():  # the module of each class has the functions by their names
         if name.startswith("torch.optim.") and hasattr(held, "_get_capturable_supported_devices"):
             yield f"{name}._get_capturable_supported_devices", lambda *_, **__: ["cuda", "meta"]
         if name.startswith("torch.optim.") and hasattr(held, "_default_to_fused_or_foreach"):
             yield f"{name}._default_to_fused_or_foreach", choose
+
+
+def _by_side(
+    tensorlistlist: list[list[Any]], with_indices: bool = False
+) -> dict[tuple[Any, torch.dtype], tuple[list[list[Any]], list[int]]]:
+    """Group lists of tensors by dtype and device, with a group for tensors on the CPU.
+
+    The tensors of the first list decide, as in `_group_tensors_by_device_and_dtype`.
+    """
+    grouped = {}
+    for (device, dtype), (lists, indices) in _group(tensorlistlist, with_indices).items():
+        are_on_host = [one is not None and is_on_host(one) for one in lists[0]]
+        for side in {*are_on_host}:
+            kept = [one is side for one in are_on_host]
+            key = torch.device("cpu") if side else device, dtype
+            grouped[key] = [[*compress(each, kept)] for each in lists], [*compress(indices, kept)]
+    return grouped
 
 
 def _for_host(plain: Callable[..., tuple[bool, bool]]) -> Callable[..., tuple[bool, bool]]:

@@ -120,12 +120,13 @@ def _leave_on_cpu(model: StepModule, job: Job, recorder: Recorder) -> None:
     """Mark the parameters and buffers that user code leaves on the CPU as CPU tensors.
 
     They are those of modules that it moved to the CPU and, if it puts any of the step's parameters or buffers
-    on the GPU, all that it does not put there. Raises ModelError if all parameters are on the CPU.
+    on the GPU, all that it does not put there, unless a library may move them: a Trainer, or FSDP. Raises
+    ModelError if all parameters are on the CPU.
     """
-    held, modules = modules_on_cpu(), [*model.modules()]
-    tensors = [*model.parameters(), *model.buffers()]
-    moves_some = not isinstance(model, TrainerModule) and any(map(is_put_on_gpu, tensors))
-    on_cpu = [module for module in modules if moves_some or module in held]
+    held, tensors = modules_on_cpu(), (*model.parameters(), *model.buffers())
+    is_moved_by_file = job.sharding.ranks == 1 and not isinstance(model, TrainerModule)
+    moves_some = is_moved_by_file and any(map(is_put_on_gpu, tensors))
+    on_cpu = [module for module in model.modules() if moves_some or module in held]
     for module in on_cpu:
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
             if not (is_wrapped(tensor) or is_put_on_gpu(tensor)):  # later, as by `to_empty`

@@ -177,10 +177,13 @@ def in_parts(batch: int) -> Trace:
     return Trace((PhaseStart(1, Phase.FORWARD), *parts, PhaseStart(1, Phase.END)), SITES, batch)
 
 
-def test_a_loop_over_the_batch_is_searched_as_far_as_its_traces_are_small() -> None:
+def test_a_loop_over_the_batch_is_searched_as_far_as_its_traces_are_small(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("planner.planning.search.by_runs._MOST_EVENTS", 10_000)
     runs = RunTraces(in_parts)
     replays = TargetReplays(ReplayCache(runs), GA102, None, MOST)
     search = search_by_runs(replays, (MemoryLimits(100 * MIB),))
-    assert search.largest == search.comfortable == 49_999  # two events each, and two starts of phases
-    assert max(runs.taken) == 49_999
-    assert list(replays.too_large) == [50_000]
+    assert search.largest == search.comfortable == 4_999  # two events each, and two starts of phases
+    assert max(runs.taken) == 4_999
+    assert list(replays.too_large) == [5_000]

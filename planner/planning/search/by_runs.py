@@ -47,7 +47,7 @@ _FELT = 0.03  # a deviation of more than this share of the expected bytes is tak
 _NEAR = 1.5  # ratio of batch sizes up to which a trace scaled in proportion predicts the allocated bytes
 _ALIGNED_ALONE = 1024  # of compiled batch sizes of at least this, only multiples of eight are tried
 _MOST_RUNS = 12  # runs chosen by guesses; after them the search uses runs alone
-_MOST_EVENTS = 100_000  # of a trace that a search captures, which takes some ten seconds
+_MOST_EVENTS = 500_000  # of a trace that a search captures, which takes about a minute
 
 
 def first_run(is_compiled: bool) -> int:

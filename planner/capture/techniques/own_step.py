@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from torch import Tensor, optim
 
 from planner.capture.cuda.devices.host_tensors import Side
-from planner.capture.cuda.devices.placement import is_put_on_gpu, modules_on_cpu
+from planner.capture.cuda.devices.placement import is_loaded, is_put_on_gpu, modules_on_cpu
 from planner.capture.cuda.optimizers.libraries import optimizer_libraries
 from planner.capture.loop.batches import batch_loader
 from planner.capture.loop.categories import set_categories, set_gradients
@@ -54,7 +54,7 @@ def run_steps(loop: CapturedLoop) -> Notes:
     job, model, recorder = loop.job, loop.model, loop.recorder
     assert isinstance(model, StepModule)
     recorder.start_phase(0, Phase.SETUP)
-    _record_held(model, job, recorder, loop.loaded)
+    _record_held(loop, model)
 
     def on_phase(step: int, phase: Phase) -> None:
         set_gradients(recorder, model.parameters())  # an optimizer may not have all parameters
@@ -83,17 +83,18 @@ def run_steps(loop: CapturedLoop) -> Notes:
             ) from error
 
 
-def _record_held(model: StepModule, job: Job, recorder: Recorder, loaded: dict[int, list[Tensor]]) -> None:
+def _record_held(loop: CapturedLoop, model: StepModule) -> None:
     """Record the tensors that a user's step holds before its first call.
 
     No variable of a function that is still running may refer to these tensors: the step may replace a
     tensor, which must free it.
     """
+    job, recorder = loop.job, loop.recorder
     if isinstance(model, TrainerModule):
         for tensor in model.tensors_on_host():
             recorder.host.add(tensor)
-    _leave_on_cpu(model, job, recorder)
-    record_setup(model, job, recorder, loaded)
+    _leave_on_cpu(model, job, recorder, moves_batch=not loop.loads_to_gpu)
+    record_setup(model, job, recorder, loop.loaded)
     model.held_tensors.clear()
     for optimizer in model.optimizers.values():  # some make their state when constructed
         defaults = getattr(optimizer, "defaults", {})  # wrappers of optimizers may have none
@@ -116,20 +117,22 @@ def _move_states(optimizer: optim.Optimizer, counts_on_gpu: bool) -> None:
                 states[name] = like_on_meta(one) if one.dim() or counts_on_gpu else one.clone()
 
 
-def _leave_on_cpu(model: StepModule, job: Job, recorder: Recorder) -> None:
+def _leave_on_cpu(model: StepModule, job: Job, recorder: Recorder, *, moves_batch: bool) -> None:
     """Mark the parameters and buffers that user code leaves on the CPU as CPU tensors.
 
-    They are those of modules that it moved to the CPU and, if it puts any of the step's parameters or buffers
-    on the GPU, all that it does not put there, unless a library may move them: a Trainer, or FSDP. Raises
-    ModelError if all parameters are on the CPU.
+    They are those of modules that it moved to the CPU. If it puts any of the step's parameters or buffers on
+    the GPU, and moves its batch there, they are also all that it does not put there, unless a library may
+    move them: a Trainer, or FSDP. Raises ModelError if all parameters are on the CPU.
     """
     held, tensors = modules_on_cpu(), (*model.parameters(), *model.buffers())
-    is_moved_by_file = job.sharding.ranks == 1 and not isinstance(model, TrainerModule)
+    is_moved_by_file = moves_batch and job.sharding.ranks == 1 and not isinstance(model, TrainerModule)
     moves_some = is_moved_by_file and any(map(is_put_on_gpu, tensors))
     on_cpu = [module for module in model.modules() if moves_some or module in held]
     for module in on_cpu:
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-            if not (is_wrapped(tensor) or is_put_on_gpu(tensor)):  # later, as by `to_empty`
+            if is_wrapped(tensor) or is_put_on_gpu(tensor):  # later, as by `to_empty`
+                continue
+            if module in held or not is_loaded(tensor):
                 recorder.host.add(tensor)
     if on_cpu and all(not is_wrapped(one) and one in recorder.host for one in model.parameters()):
         raise ModelError(f"{job.model.name}: its code moves its modules to the CPU; name the device cuda")

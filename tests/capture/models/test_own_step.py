@@ -1554,3 +1554,82 @@ def train_step(images):
     moved = [4 * count for count in (64 * 128, 128, 128 * 8, 8) for _ in ("parameter", "gradient")]
     assert born(trace, "_to_copy") == 3 * [BATCH * 64 * 4, *moved]
     assert bytes_of(trace, Category.OPTIMIZER) == 2 * PARAMETERS
+
+
+@pytest.mark.parametrize("read", ["", ".item()"])
+@pytest.mark.parametrize(
+    "made",
+    [
+        "torch.ones(300, 300).type_as(weight)",
+        "torch.ones(300, 300).to(weight)",
+        "weight.new(300, 300).fill_(1)",
+        "torch.load(FILE, map_location='cuda').pop('one')",
+        "torch.load(FILE, map_location=lambda storage, place: storage.cuda()).pop('one')",
+    ],
+)
+def test_what_is_made_as_a_tensor_of_the_gpu_is_there(tmp_path: Path, made: str, read: str) -> None:
+    file = str(tmp_path / "saved.pt")
+    code = f"""
+torch.save({{"one": torch.ones(300, 300, device="cuda")}}, {file!r})
+model = net()
+weight = model[0].weight
+model.register_buffer("mask", {made.replace("FILE", repr(file))})
+
+def train_step(images):
+    loss = model(images.cuda()).sum() + model.mask.sum()
+    loss.backward()
+    loss{read}
+"""
+    trace = trace_code(tmp_path, code, "train_step", "64")
+    assert bytes_of(trace, Category.PARAMETER) == PARAMETERS + 300 * 300 * 4
+
+
+@pytest.mark.parametrize("read", ["", ".item()"])
+def test_a_copy_into_a_module_on_the_cpu_leaves_it_there(tmp_path: Path, read: str) -> None:
+    code = f"""
+model = net()
+average = nn.Linear(64, 128)
+with torch.no_grad():
+    average.weight.copy_(model[0].weight)
+scale = torch.ones(8)
+
+def train_step(images):
+    loss = (model(images.cuda()) * scale.type_as(model[0].weight)).sum()
+    loss.backward()
+    average.weight.data.mul_(0.9).add_(model[0].weight.data.cpu(), alpha=0.1)
+    loss{read}
+"""
+    trace = trace_code(tmp_path, code, "train_step", "64")
+    assert bytes_of(trace, Category.PARAMETER) == PARAMETERS
+    assert born(trace, "_to_copy") == 3 * [BATCH * 64 * 4, 8 * 4]
+
+
+@pytest.mark.parametrize("read", ["", ".item()"])
+def test_a_gradient_has_the_type_of_its_parameter_on_the_cpu(tmp_path: Path, read: str) -> None:
+    code = f"""
+model = net()
+shift = nn.Parameter(torch.zeros(8))
+optimizer = torch.optim.SGD([*model.parameters(), shift], lr=0.1)
+
+def train_step(images):
+    loss = (model(images.cuda()) + shift.to("cuda", torch.float16)).sum()
+    loss.backward()
+    optimizer.step()
+    loss{read}
+"""
+    trace = trace_code(tmp_path, code, "train_step", "64")
+    assert born(trace, "_to_copy") == 3 * [BATCH * 64 * 4, 8 * 2, 8 * 2]
+
+
+def test_what_a_file_without_a_device_holds_may_be_on_the_gpu(tmp_path: Path) -> None:
+    file = str(tmp_path / "saved.pt")
+    code = f"""
+torch.save({{"one": torch.ones(300, 300, device="cuda")}}, {file!r})
+model = net()
+model.register_buffer("mask", torch.load({file!r}).pop("one"))
+
+def train_step(images):
+    (model(images.cuda()).sum() + model.mask.sum()).backward()
+"""
+    trace = trace_code(tmp_path, code, "train_step", "64")
+    assert bytes_of(trace, Category.PARAMETER) == PARAMETERS + 300 * 300 * 4

@@ -12,7 +12,14 @@ from torch import Tensor
 from planner.capture.cuda.callers import is_of_torch
 from planner.capture.cuda.devices.host_tensors import Side
 from planner.capture.cuda.devices.names import names_cpu, names_gpu
-from planner.capture.cuda.devices.placement import META, META_DEVICE, is_meta, opened, target_of
+from planner.capture.cuda.devices.placement import (
+    META,
+    META_DEVICE,
+    is_meta,
+    is_put_on_gpu,
+    opened,
+    target_of,
+)
 from planner.capture.cuda.threads import caller_frame
 
 
@@ -93,8 +100,11 @@ def making(plain: Callable[..., Any]) -> Callable[..., Any]:
             return opened[-1].put(plain(*args, **kwargs))
         if plain.__name__ == "new_tensor" and is_meta(args[0]):
             with _made_on(Side.HOST if args[0] in opened[-1].host else Side.GPU, args[1]):
-                return plain(*args, **kwargs)
-        return plain(*args, **kwargs)
+                made = plain(*args, **kwargs)
+        else:
+            made = plain(*args, **kwargs)
+        is_unseen = plain.__name__ in ("new", "new_tensor")  # by modes, since torch makes it beneath them
+        return opened[-1].put(made) if is_unseen and is_put_on_gpu(args[0]) else made
 
     return make
 

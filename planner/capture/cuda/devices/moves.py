@@ -19,6 +19,7 @@ from planner.capture.cuda.devices.placement import (
     META_DEVICE,
     add_remark,
     is_meta,
+    is_put_on_gpu,
     opened,
     target_of,
 )
@@ -49,7 +50,8 @@ def moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
         ):  # torch's own code knows the GPU by this name
             is_gpu = True
         if isinstance(place, Tensor):
-            is_gpu, is_cpu = is_meta(place) and place not in host, place in host
+            is_cpu = place in host
+            is_gpu = not is_cpu and (is_meta(place) if placement.is_running else place in placement.placed)
             if is_cpu:
                 args, kwargs = _with_device(META, args, {**kwargs, "dtype": kwargs.get("dtype", place.dtype)})
         elif is_gpu:
@@ -65,7 +67,7 @@ def moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
         elif is_gpu and (self in host or (placement.is_running and not placement.has_recorded(self))):
             with host.moving_to(Side.GPU):
                 moved = plain(self, *args, **{**kwargs, "copy": True})
-            _move_gradient(moved, host, Side.HOST, self.dtype)
+            _move_gradient(moved, host, Side.HOST)
         elif is_cpu and (self in host or not placement.is_running):  # it is on the CPU already
             args, kwargs = _with_device(META, args, kwargs)
             moved = plain(self, *args, **kwargs)
@@ -73,7 +75,7 @@ def moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
             args, kwargs = _with_device(META, args, kwargs)
             with host.moving_to(Side.HOST):
                 moved = plain(self, *args, **{**kwargs, "copy": True})
-            _move_gradient(moved, host, Side.GPU, self.dtype)
+            _move_gradient(moved, host, Side.GPU)
             if kwargs.get("non_blocking"):  # then torch pins it (native/TensorConversions.cpp, _to_copy)
                 host.pin(moved)
         else:
@@ -89,7 +91,7 @@ def _needs_gradient(tensor: Tensor) -> bool:
     return tensor.requires_grad and torch.is_grad_enabled()
 
 
-def _move_gradient(moved: Tensor, host: HostTensors, side: Side, dtype: torch.dtype) -> None:
+def _move_gradient(moved: Tensor, host: HostTensors, side: Side) -> None:
     """Move the gradient of a moved tensor to the side from which the tensor came, as autograd does.
 
     To autograd both tensors are on the meta device.
@@ -97,7 +99,7 @@ def _move_gradient(moved: Tensor, host: HostTensors, side: Side, dtype: torch.dt
 
     def move(gradient: Tensor) -> Tensor:
         with host.moving_to(side):
-            return gradient.to(dtype=dtype, copy=True)
+            return gradient.to(dtype=gradient.dtype, copy=True)
 
     if moved.grad_fn is not None:
         moved.register_hook(move)  # type: ignore[no-untyped-call]
@@ -248,6 +250,10 @@ def reading_array(plain: Callable[..., Any]) -> Callable[..., Any]:
     return numpy
 
 
+def to_type_of(self: Tensor, other: Tensor) -> Tensor:
+    return self.to(other)
+
+
 def to_gpu(self: Tensor, device: Any = None, non_blocking: bool = False, **options: Any) -> Tensor:
     return self.to("cuda" if device is None else device, non_blocking=non_blocking, **options)
 
@@ -278,19 +284,32 @@ def loading(plain: Callable[..., Any]) -> Callable[..., Any]:
 
         placement, side = opened[-1], None
         if map_location is not None:  # the side of tensors saved during the capture, which have no storage
-            nothing = UntypedStorage(0)  # type: ignore[no-untyped-call]
-            side = Side.HOST if place(nothing, "cuda:0") is nothing else Side.GPU
+            probe = torch.empty(0, dtype=torch.uint8, device=CPU)
+            nothing = probe.untyped_storage()
+            is_left = place(nothing, "cuda:0") is nothing and not is_put_on_gpu(probe)
+            side = Side.HOST if is_left else Side.GPU
         with ExitStack() as stack:
             if side is Side.HOST:
                 stack.enter_context(placement.host.moving_to(side))
             stack.enter_context(patched(UntypedStorage, "data_ptr", _address))  # tells shared storages
             loaded = plain(f, place, *args, **kwargs)
-        for one in tree_leaves(loaded) if side is not None else ():
-            if isinstance(one, Tensor) and is_meta(one):
+        for one in filter(is_meta, _tensors_of(loaded)):
+            if side is None:
+                placement.loaded.add(one.untyped_storage())
+            else:
                 placement.put(one) if side is Side.GPU else placement.host.add(one)
         return loaded
 
     return load
+
+
+def _tensors_of(loaded: object) -> Iterator[Tensor]:
+    """Yield the tensors of a loaded file, which may be those of modules."""
+    for one in tree_leaves(loaded):
+        if isinstance(one, nn.Module):
+            yield from (*one.parameters(), *one.buffers())
+        elif isinstance(one, Tensor):
+            yield one
 
 
 def storage_to_gpu(self: UntypedStorage, *_: Any, **__: Any) -> UntypedStorage:

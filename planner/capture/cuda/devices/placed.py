@@ -210,6 +210,8 @@ class PlacedResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given = kwargs or {}
         if not self._placed.follows or all(one not in self._placed for one in _tensors_in(args)):
             return func(*args, **given)
+        if func is _COPY and args[0] not in self._placed:  # into a tensor of the CPU
+            return func(*args, **given)
         if func in CONVERSIONS:
             with self:
                 return func.decompose(*args, **given)
@@ -274,6 +276,7 @@ def _bytes_of(storage: Any) -> Tensor:
 
 
 _READ = torch.ops.aten._local_scalar_dense.default
+_COPY = torch.ops.aten.copy_.default
 # Composites that are declared to return a view, though most copy (ATen/native/TensorConversions.cpp).
 _TO = torch.ops.aten.to
 CONVERSIONS: tuple[Callable[..., Any], ...] = (_TO.dtype, _TO.dtype_layout, _TO.device, _TO.other)

@@ -175,6 +175,7 @@ def _replacements() -> Iterator[Replacement]:
     for name in _NEW:
         yield Tensor, name, factories.making(getattr(Tensor, name))
     yield Tensor, "to", moves.moving(Tensor.to)
+    yield Tensor, "type_as", moves.to_type_of
     yield Tensor, "cuda", moves.to_gpu
     yield from tensor_types.replacements()
     yield nn.Module, "to", moves.moving_module(nn.Module.to, moves.device_given)

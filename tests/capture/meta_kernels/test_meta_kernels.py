@@ -38,7 +38,7 @@ def test_log_sigmoid(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("shape", [(48, 16), (16, 48), (2, 48, 16)])
 def test_reflections_are_stored_by_columns(shape: tuple[int, ...]) -> None:
-    """As LAPACK stores them, with one factor each; torch has no meta kernel of its own."""
+    """Columns are contiguous, as LAPACK stores them, with one factor each; torch has no meta kernel."""
     x = torch.rand(shape)
     reflections, factors = MetaRunner((8, 0)).run(aten.geqrf.default, (x.to("meta"),), {}, Phase.FORWARD)
     on_cpu = torch.geqrf(x)

@@ -144,10 +144,11 @@ def _is_for_host(device: object, caller: FrameType) -> bool:
     Its variables then hold no tensor of the GPU. `embedding_bag` makes its offsets so.
     """
     placement = opened[-1]
-    if device not in (META, META_DEVICE) or not (placement.is_running and placement.host):
+    is_named = device in (META, META_DEVICE) and is_of_torch(caller)
+    if not (is_named and placement.is_running and placement.host):
         return False
     tensors = [one for one in caller.f_locals.values() if isinstance(one, Tensor) and is_meta(one)]
-    return is_of_torch(caller) and bool(tensors) and all(one in placement.host for one in tensors)
+    return bool(tensors) and all(one in placement.host for one in tensors)
 
 
 def _is_of_save_on_cpu() -> bool:

@@ -44,11 +44,9 @@ def moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
         placement = opened[-1]
         host = placement.host
         is_gpu, is_cpu = names_gpu(place), names_cpu(place)
-        is_on_gpu = not (placement.is_running or is_meta(self)) and self in placement.placed
-        if place == META_DEVICE and (
-            self in host or is_on_gpu
-        ):  # torch's own code knows the GPU by this name
-            is_gpu = True
+        is_placed = not placement.is_running and self in placement.placed
+        if place == META_DEVICE and (self in host or (is_placed and not is_meta(self))):
+            is_gpu = True  # torch's own code knows the GPU by this name
         if isinstance(place, Tensor):
             is_cpu = place in host
             is_gpu = not is_cpu and (is_meta(place) if placement.is_running else place in placement.placed)
@@ -57,7 +55,7 @@ def moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
         elif is_gpu:
             target = target_of(place)
             args, kwargs = _with_device(META if is_meta(self) else target, args, kwargs)
-        if is_cpu and not placement.is_running and self in placement.placed:
+        if is_cpu and is_placed:
             if is_meta(self):
                 args, kwargs = _with_device(META, args, kwargs)
             with placement.placed.copying_to_cpu():

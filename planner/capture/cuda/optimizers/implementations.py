@@ -35,12 +35,11 @@ def patches() -> Iterator[tuple[str, object]]:
     yield "torch.optim.optimizer._get_fused_kernels_supported_devices", lambda: ["cuda", "meta"]
     for module in ("torch.nn.utils.clip_grad", "torch.optim.optimizer", "torch.optim.swa_utils"):
         yield f"{module}._group_tensors_by_device_and_dtype", _by_side
-    choose = _for_host(_default_to_fused_or_foreach)
     for name, held in sys.modules.copy().items():  # the module of each class has the functions by their names
         if name.startswith("torch.optim.") and hasattr(held, "_get_capturable_supported_devices"):
             yield f"{name}._get_capturable_supported_devices", lambda *_, **__: ["cuda", "meta"]
         if name.startswith("torch.optim.") and hasattr(held, "_default_to_fused_or_foreach"):
-            yield f"{name}._default_to_fused_or_foreach", choose
+            yield f"{name}._default_to_fused_or_foreach", _choose
 
 
 def _by_side(
@@ -60,16 +59,14 @@ def _by_side(
     return grouped
 
 
-def _for_host(plain: Callable[..., tuple[bool, bool]]) -> Callable[..., tuple[bool, bool]]:
-    """Return a version of `_default_to_fused_or_foreach` that chooses a loop for parameters on the CPU.
+def _choose(params: list[Tensor], *args: Any, **kwargs: Any) -> tuple[bool, bool]:
+    """Choose an implementation as `_default_to_fused_or_foreach` does, which is (fused, foreach).
 
-    One such parameter is enough (torch/optim/optimizer.py).
+    It is neither if any parameter is on the CPU.
     """
-
-    def choose(params: list[Tensor], *args: Any, **kwargs: Any) -> tuple[bool, bool]:
-        return (False, False) if any(map(is_on_host, params)) else plain(params, *args, **kwargs)
-
-    return choose
+    if any(map(is_on_host, params)):
+        return False, False
+    return _default_to_fused_or_foreach(params, *args, **kwargs)
 
 
 def _recorded(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -6,8 +6,9 @@ from msgspec.structs import replace
 from torch import Tensor, optim
 
 from planner.capture.cuda.devices.host_tensors import Side
-from planner.capture.cuda.devices.placement import is_loaded, is_put_on_gpu, modules_on_cpu
+from planner.capture.cuda.devices.placement import is_put_on_gpu, modules_on_cpu
 from planner.capture.cuda.optimizers.libraries import optimizer_libraries
+from planner.capture.failure_reasons import explain
 from planner.capture.loop.batches import batch_loader
 from planner.capture.loop.categories import set_categories, set_gradients
 from planner.capture.loop.named_optimizers import state_tensors
@@ -29,27 +30,32 @@ BATCH_ON_GPU_NOTE = (
 )
 
 
-class BatchOnHostError(PlannerError):
-    """Raised if a user's step uses its batch without moving the batch to the GPU."""
+class SidesMetError(PlannerError):
+    """Raised if a step uses tensors of the CPU and the GPU together. Its cause explains the failure."""
 
 
 def with_batch_on_gpu(run: Callable[[bool], Trace]) -> Trace:
     """Return the trace of a step, run again with its batches on the GPU if the step does not move them.
 
-    The argument of `run` is whether batches are loaded to the GPU.
+    The argument of `run` is whether batches are loaded to the GPU. Raises ModelError, which explains the
+    first run's failure, if tensors of the CPU and the GPU meet in both runs.
     """
     try:
         return run(False)
-    except BatchOnHostError:
+    except SidesMetError as error:
+        first = error.__cause__
+    try:
         trace = run(True)
-        return replace(trace, notes=(*trace.notes, BATCH_ON_GPU_NOTE))
+    except SidesMetError:
+        raise first or AssertionError from None
+    return replace(trace, notes=(*trace.notes, BATCH_ON_GPU_NOTE))
 
 
 def run_steps(loop: CapturedLoop) -> Notes:
     """Record a user's own training step or trainer, and return notes.
 
-    The set-up and all steps are recorded. Raises BatchOnHostError if a step uses its batch on the CPU
-    together with tensors of the GPU.
+    The set-up and all steps are recorded. Raises SidesMetError if a step uses tensors of the CPU and the GPU
+    together.
     """
     job, model, recorder = loop.job, loop.model, loop.recorder
     assert isinstance(model, StepModule)
@@ -76,11 +82,9 @@ def run_steps(loop: CapturedLoop) -> Notes:
         try:
             return (*run_own_steps(model, job, load, on_phase), *outside.notes())
         except Exception as error:
-            if not recorder.host.have_met or loop.loads_to_gpu:
+            if not recorder.host.have_met:
                 raise
-            raise BatchOnHostError(
-                f"{job.model.name}: its step does not move its batch to the GPU"
-            ) from error
+            raise SidesMetError(job.model.name) from explain(job, loop.batch, recorder, error)
 
 
 def _record_held(loop: CapturedLoop, model: StepModule) -> None:
@@ -130,9 +134,7 @@ def _leave_on_cpu(model: StepModule, job: Job, recorder: Recorder, *, moves_batc
     on_cpu = [module for module in model.modules() if moves_some or module in held]
     for module in on_cpu:
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-            if is_wrapped(tensor) or is_put_on_gpu(tensor):  # later, as by `to_empty`
-                continue
-            if module in held or not is_loaded(tensor):
+            if not is_wrapped(tensor) and not is_put_on_gpu(tensor):  # later, as by `to_empty`
                 recorder.host.add(tensor)
     if on_cpu and all(not is_wrapped(one) and one in recorder.host for one in model.parameters()):
         raise ModelError(f"{job.model.name}: its code moves its modules to the CPU; name the device cuda")

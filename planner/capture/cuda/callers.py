@@ -19,6 +19,7 @@ _CACHING = _TORCH | {
     *("peft", "timm", "torchmetrics", "torchvision", "transformers", "triton"),
 }
 
+_INFERENCE = tuple(f"torch._{one}" for one in ("decomp", "meta_registrations", "prims", "refs", "subclasses"))
 _REDRAWN_SINCE: TorchVersion = (2, 13)  # trunc_normal_ draws weights beyond its bounds again
 
 _PATHS = sysconfig.get_paths()
@@ -42,6 +43,15 @@ def is_of_torch(frame: FrameType) -> bool:
     Modules in `_OF_ONE_RUN` do not count.
     """
     return _root_of(frame) in _TORCH and frame.f_globals.get("__name__") not in _OF_ONE_RUN
+
+
+def moves_tensors(frame: FrameType) -> bool:
+    """Return whether a frame runs code of torch that may move tensors between devices.
+
+    The planner's code does not count, nor does the code that infers the results of operators.
+    """
+    name = str(frame.f_globals.get("__name__", ""))
+    return name.startswith("torch.") and not name.startswith(_INFERENCE)
 
 
 def skips_meta(frame: FrameType, torch_version: TorchVersion) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from planner.capture.cuda.devices.placement import GPU, is_put_on_gpu
 from planner.capture.models.meta_init import construct_with_values
 from planner.capture.patching import patched
 
@@ -55,7 +56,8 @@ def deterministic_values() -> Iterator[None]:
     def new_tensor(self: Tensor, data: Any, **options: Any) -> Tensor:
         if not self.is_meta:
             return new(self, data, **options)
-        defaults: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
+        device = GPU if is_put_on_gpu(self) else self.device
+        defaults: dict[str, Any] = {"dtype": self.dtype, "device": device}
         return tensor(data, **(defaults | options))
 
     with torch.random.fork_rng(devices=[]), ExitStack() as stack:

@@ -1565,11 +1565,15 @@ def train_step(images):
         "weight.new(300, 300).fill_(1)",
         "torch.load(FILE, map_location='cuda').pop('one')",
         "torch.load(FILE, map_location=lambda storage, place: storage.cuda()).pop('one')",
+        "torch.load(FILE).pop('one')",
+        "pickle.loads(pickle.dumps(torch.ones(300, 300, device='cuda')))",
+        "weight.new_tensor([[1.0] * 300] * 300)",
     ],
 )
 def test_what_is_made_as_a_tensor_of_the_gpu_is_there(tmp_path: Path, made: str, read: str) -> None:
     file = str(tmp_path / "saved.pt")
     code = f"""
+import pickle
 torch.save({{"one": torch.ones(300, 300, device="cuda")}}, {file!r})
 model = net()
 weight = model[0].weight
@@ -1621,15 +1625,58 @@ def train_step(images):
     assert born(trace, "_to_copy") == 3 * [BATCH * 64 * 4, 8 * 2, 8 * 2]
 
 
-def test_what_a_file_without_a_device_holds_may_be_on_the_gpu(tmp_path: Path) -> None:
-    file = str(tmp_path / "saved.pt")
+@pytest.mark.parametrize("read", ["", ".item()"])
+def test_a_copy_of_a_model_that_was_on_the_gpu_when_pickled_is_on_the_gpu(tmp_path: Path, read: str) -> None:
     code = f"""
-torch.save({{"one": torch.ones(300, 300, device="cuda")}}, {file!r})
+import pickle
 model = net()
-model.register_buffer("mask", torch.load({file!r}).pop("one"))
+average = pickle.loads(pickle.dumps(model))
 
 def train_step(images):
-    (model(images.cuda()).sum() + model.mask.sum()).backward()
+    loss = model(images.cuda()).sum()
+    loss.backward()
+    for one, other in zip(average.parameters(), model.parameters()):
+        one.data.mul_(0.9).add_(other.data, alpha=0.1)
+    loss{read}
 """
     trace = trace_code(tmp_path, code, "train_step", "64")
-    assert bytes_of(trace, Category.PARAMETER) == PARAMETERS + 300 * 300 * 4
+    assert bytes_of(trace, Category.PARAMETER) == 2 * PARAMETERS
+    assert BATCH_ON_GPU_NOTE not in trace.notes
+
+
+@pytest.mark.parametrize("read", ["", ".item()"])
+def test_torch_may_average_a_model_on_the_cpu(tmp_path: Path, read: str) -> None:
+    code = f"""
+from torch.optim.swa_utils import AveragedModel
+model = net()
+average = AveragedModel(model, device="cpu")
+
+def train_step(images):
+    loss = model(images.cuda()).sum()
+    loss.backward()
+    average.update_parameters(model)
+    loss{read}
+"""
+    trace = trace_code(tmp_path, code, "train_step", "64")
+    assert bytes_of(trace, Category.PARAMETER) == PARAMETERS
+    assert born(trace, "_to_copy") == 3 * [BATCH * 64 * 4]
+
+
+@pytest.mark.parametrize("read", ["", ".item()"])
+def test_a_scaler_checks_gradients_on_the_cpu_there(tmp_path: Path, read: str) -> None:
+    code = f"""
+model, table = net(), nn.Embedding(1000, 64)
+optimizer = torch.optim.SGD([*model.parameters(), *table.parameters()], lr=0.1, momentum=0.9)
+scaler = torch.amp.GradScaler("cuda")
+
+def train_step(rows):
+    loss = model(table(rows).cuda()).sum()
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    loss{read}
+"""
+    trace = trace_code(tmp_path, code, "train_step", "scalar:int64")
+    assert bytes_of(trace, Category.PARAMETER) == PARAMETERS
+    assert bytes_of(trace, Category.OPTIMIZER) == PARAMETERS

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from planner.capture.cuda.callers import is_of_torch
 from planner.capture.cuda.devices.host_tensors import Side
-from planner.capture.cuda.devices.names import names_cpu, names_gpu
+from planner.capture.cuda.devices.names import HOST_DEVICE, names_cpu, names_gpu
 from planner.capture.cuda.devices.placement import (
     META,
     META_DEVICE,
@@ -84,8 +84,7 @@ def making(plain: Callable[..., Any]) -> Callable[..., Any]:
                     return placement.host.pin(plain(*args, **{**kwargs, "device": META}))
         if device is not None:
             if not names_gpu(device):
-                caller = caller_frame()
-                if _is_layout_alone(device, caller) or _is_for_host(device, caller):
+                if device == HOST_DEVICE or _is_layout_alone(device, caller_frame()):
                     with opened[-1].host.moving_to(Side.HOST):
                         return plain(*args, **kwargs)
                 return plain(*args, **kwargs)
@@ -136,19 +135,6 @@ def _is_layout_alone(device: object, caller: FrameType) -> bool:
     """
     is_named = device in (META, META_DEVICE)
     return is_named and opened[-1].is_running and not is_of_torch(caller)
-
-
-def _is_for_host(device: object, caller: FrameType) -> bool:
-    """Return whether torch's own code makes a tensor on the device of CPU tensors.
-
-    Its variables then hold no tensor of the GPU. `embedding_bag` makes its offsets so.
-    """
-    placement = opened[-1]
-    is_named = device in (META, META_DEVICE) and is_of_torch(caller)
-    if not (is_named and placement.is_running and placement.host):
-        return False
-    tensors = [one for one in caller.f_locals.values() if isinstance(one, Tensor) and is_meta(one)]
-    return bool(tensors) and all(one in placement.host for one in tensors)
 
 
 def _is_of_save_on_cpu() -> bool:

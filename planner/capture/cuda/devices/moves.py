@@ -12,9 +12,10 @@ from torch.utils._pytree import tree_leaves
 
 from planner.capture.cuda.callers import is_of_torch
 from planner.capture.cuda.devices.host_tensors import HostTensors, Side
-from planner.capture.cuda.devices.names import is_index, names_cpu, names_gpu
+from planner.capture.cuda.devices.names import HOST_DEVICE, is_index, names_cpu, names_gpu
 from planner.capture.cuda.devices.placement import (
     CPU,
+    GPU,
     META,
     META_DEVICE,
     add_remark,
@@ -69,7 +70,7 @@ def moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
         elif is_cpu and (self in host or not placement.is_running):  # it is on the CPU already
             args, kwargs = _with_device(META, args, kwargs)
             moved = plain(self, *args, **kwargs)
-        elif is_cpu and (placement.stands_for_host or placement.moves_module or _needs_gradient(self)):
+        elif is_cpu and (place == HOST_DEVICE or placement.stands_for_host or _is_tracked(self)):
             args, kwargs = _with_device(META, args, kwargs)
             with host.moving_to(Side.HOST):
                 moved = plain(self, *args, **{**kwargs, "copy": True})
@@ -85,8 +86,9 @@ def moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return to
 
 
-def _needs_gradient(tensor: Tensor) -> bool:
-    return tensor.requires_grad and torch.is_grad_enabled()
+def _is_tracked(tensor: Tensor) -> bool:
+    """Return whether optimizers or gradients refer to a moved tensor, which then stays on the meta device."""
+    return opened[-1].moves_module or (tensor.requires_grad and torch.is_grad_enabled())
 
 
 def _move_gradient(moved: Tensor, host: HostTensors, side: Side) -> None:
@@ -291,14 +293,47 @@ def loading(plain: Callable[..., Any]) -> Callable[..., Any]:
                 stack.enter_context(placement.host.moving_to(side))
             stack.enter_context(patched(UntypedStorage, "data_ptr", _address))  # tells shared storages
             loaded = plain(f, place, *args, **kwargs)
-        for one in filter(is_meta, _tensors_of(loaded)):
-            if side is None:
-                placement.loaded.add(one.untyped_storage())
-            else:
-                placement.put(one) if side is Side.GPU else placement.host.add(one)
+        _place_loaded(loaded, side)
         return loaded
 
     return load
+
+
+def unpickling(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a version of `pickle.load` or `pickle.loads` that puts tensors where they were pickled."""
+
+    @functools.wraps(plain)
+    def load(*args: Any, **kwargs: Any) -> Any:
+        loaded = plain(*args, **kwargs)
+        if opened and not is_of_torch(caller_frame()):
+            _place_loaded(loaded, None)
+        return loaded
+
+    return load
+
+
+def _place_loaded(loaded: object, side: Side | None) -> None:
+    """Put the meta tensors of a loaded file, which this capture has saved, on a side.
+
+    If `side` is None, they are put where they were saved, which the file does not tell: on the GPU, if user
+    code has put any tensors there.
+    """
+    placement = opened[-1]
+    for one in filter(is_meta, _tensors_of(loaded)):
+        if side is Side.HOST:
+            placement.host.add(one)
+        elif side is Side.GPU or placement.placed:
+            placement.put(one)
+
+
+def locating(plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a version of torch's `location_tag` that names the GPU for storages on the planned GPU."""
+
+    @functools.wraps(plain)
+    def location_tag(storage: Any) -> Any:
+        return str(GPU) if opened and opened[-1].placed.has_storage(storage) else plain(storage)
+
+    return location_tag
 
 
 def _tensors_of(loaded: object) -> Iterator[Tensor]:

@@ -2,6 +2,10 @@
 
 import torch
 
+# Torch's own code is told this device for meta tensors that stand for CPU tensors, and `meta` for tensors of
+# the GPU. A tensor that is made on it is on `meta`.
+HOST_DEVICE = torch.device("meta", 1)
+
 
 def names_gpu(device: object) -> bool:
     """Return whether a device argument means a GPU. The argument is a name, a `torch.device` or an index."""
@@ -18,4 +22,6 @@ def is_index(device: object) -> bool:
 
 
 def names_cpu(device: object) -> bool:
+    if device == HOST_DEVICE:
+        return True
     return isinstance(device, str | torch.device) and torch.device(device).type == "cpu"

@@ -85,6 +85,10 @@ class PlacedTensors:
     def __contains__(self, tensor: Tensor) -> bool:
         return bool(self) and self.number_of(tensor) < inf
 
+    def has_storage(self, storage: UntypedStorage) -> bool:
+        """Return whether a storage is on the GPU."""
+        return storage in self._numbers
+
     def add(self, tensor: Tensor) -> None:
         """Log a tensor as put on the GPU, and number its storage.
 

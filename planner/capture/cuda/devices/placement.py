@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
-from torch import Tensor, UntypedStorage, nn
+from torch import Tensor, nn
 
 from planner.capture.cuda import graphs as cuda_graphs
 from planner.capture.cuda.callers import line_of_caller
@@ -51,7 +51,6 @@ class Placement:
     put_off: list[tuple[Tensor, Callable[[], None]]] = field(default_factory=list)
     on_cpu: WeakSet[nn.Module] = field(default_factory=WeakSet)  # modules that user code moved to the CPU
     saved: SavedFiles = field(default_factory=SavedFiles)
-    loaded: WeakSet[UntypedStorage] = field(default_factory=WeakSet)  # from files that do not tell the device
 
     @property
     def stands_for_host(self) -> bool:
@@ -111,11 +110,6 @@ opened: list[Placement] = []  # open placements, innermost last; several if a mo
 def is_put_on_gpu(tensor: Tensor) -> bool:
     """Return whether user code put a tensor on the GPU. It did so while the model was built."""
     return bool(opened) and tensor in opened[-1].placed
-
-
-def is_loaded(tensor: Tensor) -> bool:
-    """Return whether user code loaded a tensor from a file, without naming a device."""
-    return bool(opened) and tensor.untyped_storage() in opened[-1].loaded
 
 
 def is_on_host(tensor: Tensor) -> bool:

@@ -6,6 +6,7 @@ Instead, Python functions that make tensors, move them, or return their device a
 and the planner's code see the tensors' true device, `meta`.
 """
 
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,10 +18,11 @@ from torch import Tensor, nn
 from torch.utils import _device
 
 from planner.capture.cuda import graphs as cuda_graphs
-from planner.capture.cuda.callers import is_of_torch, skips_meta
+from planner.capture.cuda.callers import is_of_torch, moves_tensors, skips_meta
 from planner.capture.cuda.checkpoints import functions as checkpoints
 from planner.capture.cuda.checkpoints.saved_files import SavedFiles
 from planner.capture.cuda.devices import factories, moves, queries, tensor_types
+from planner.capture.cuda.devices.names import HOST_DEVICE
 from planner.capture.cuda.devices.placement import (
     CPU,
     GPU,
@@ -34,6 +36,7 @@ from planner.capture.cuda.names import Names, Replacement
 from planner.capture.cuda.threads import caller_frame
 from planner.capture.cuda.triton_kernels import launches_skipped, triton_importable
 from planner.capture.patching import all_patched
+from planner.capture.wrapped import is_wrapped
 from planner.program import TorchVersion
 
 _LIKE = ("empty", "full", "ones", "rand", "randint", "randn", "zeros")
@@ -149,9 +152,14 @@ def _shown(plain: Any, on_gpu: object, on_host: object) -> property:
     read = plain.__get__
 
     def shown(tensor: Tensor) -> Any:
-        if not is_meta(tensor) or is_of_torch(caller_frame()):
+        if not is_meta(tensor):
             return read(tensor)
-        return on_host if tensor in opened[-1].host else on_gpu
+        caller = caller_frame()
+        if not is_of_torch(caller):
+            return on_host if tensor in opened[-1].host else on_gpu
+        if on_host is CPU and moves_tensors(caller) and not is_wrapped(tensor) and tensor in opened[-1].host:
+            return HOST_DEVICE
+        return read(tensor)
 
     return property(shown)
 
@@ -187,6 +195,9 @@ def _replacements() -> Iterator[Replacement]:
     yield torch.UntypedStorage, "cuda", moves.storage_to_gpu
     yield Tensor, "pin_memory", moves.pin
     yield Tensor, "record_stream", moves.record_stream
+    yield pickle, "load", moves.unpickling(pickle.load)
+    yield pickle, "loads", moves.unpickling(pickle.loads)
+    yield torch.serialization, "location_tag", moves.locating(torch.serialization.location_tag)
     yield torch, "load", moves.loading(checkpoints.loading(torch.load, _saved_files))
     yield from checkpoints.replacements(_saved_files)
     yield _device.DeviceContext, "__init__", factories.defaulting(_device.DeviceContext.__init__)

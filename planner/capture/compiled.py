@@ -1,4 +1,4 @@
-"""Run compiled code as eager code, and record the names of the functions and modules called.
+"""Run code of torch.compile as eager code, and record the names of the compiled functions that are called.
 
 All forms of `torch.compile` (a wrapped module, `Module.compile`, a decorated function) pass through the one
 function of dynamo that consults the stance (torch/_dynamo/eval_frame.py, `_callback_from_stance`).
@@ -31,9 +31,9 @@ class CompiledCalls:
     by_torchscript: dict[str, None] = field(default_factory=dict)
 
     def notes(self) -> tuple[str, ...]:
-        """Return a note for each compiler whose code runs as eager code.
+        """Return a note for each compiler, dynamo or TorchScript, whose code was called.
 
-        The compilers are dynamo and TorchScript.
+        The notes say how a compiled run differs from the planned run.
         """
         notes = []
         if self.by_dynamo:
@@ -55,9 +55,10 @@ class CompiledCalls:
 
 @contextmanager
 def watch_compiled(calls: CompiledCalls) -> Iterator[None]:
-    """Run compiled code as eager code inside the context.
+    """Run code of torch.compile as eager code inside the context, and record calls of compiled code.
 
-    The names of called functions are added to `calls`. A compiler would trace the recorder as well.
+    The names of functions and modules that are called, TorchScript's too, are added to `calls`. A compiler
+    would trace the recorder as well.
     """
     with ExitStack() as stack:
         _watch_torchscript(calls, stack)

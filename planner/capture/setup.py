@@ -1,4 +1,4 @@
-"""Record the allocations that move a model to the GPU before its first step.
+"""Record the allocations of moving a model to the GPU before its first step.
 
 `Module.to` moves the model as a whole. A model with quantized weights is adapted on the GPU: its weights are
 quantized one after another, the weights that are not quantized may be cast, and adapters are added last.
@@ -111,10 +111,10 @@ def _record_flattened(module: nn.Module, recorder: Recorder, name: str) -> None:
 
 
 def _record_others(module: Any, recorder: Recorder, name: str) -> None:
-    """Move the tensors that only a module's own `_apply` moves to new meta tensors, and record them.
+    """Record the allocations of tensors that only a module's override of `_apply` moves to the GPU.
 
-    Metrics of torchmetrics hold such tensors as states. Parameters and buffers are recorded before. A module
-    that user code moved to the CPU is skipped.
+    The tensors are replaced by meta tensors. Metrics of torchmetrics hold such tensors as states. Parameters
+    and buffers are recorded before. A module that user code moved to the CPU is skipped.
     """
     if type(module)._apply.__module__.partition(".")[0] == "torch" or module in modules_on_cpu():
         return

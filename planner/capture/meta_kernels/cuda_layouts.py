@@ -137,7 +137,7 @@ def _native_batch_norm_backward(
 
 
 def _fits_batch_norm(x: Tensor, weight: Tensor | None) -> bool:
-    """Return whether batch norm's kernels accept the input and the weight.
+    """Return whether the meta kernels for batch norm apply to an input and a weight.
 
     The input must be dense. The weight has the input's dtype, or float32 for an input in half precision. The
     weight may be None.

@@ -48,7 +48,7 @@ _KERNELS: Mapping[Any, Callable[..., Any]] = operator_table(
     }
 )
 _SEQUENCES = (tuple, list)
-_Layout = tuple[Sequence[int], Sequence[int], torch.dtype]  # shape and strides
+_Layout = tuple[Sequence[int], Sequence[int], torch.dtype]  # shape, strides and dtype
 
 
 def meta_kernels(capability: Capability) -> Mapping[Any, Callable[..., Any]]:

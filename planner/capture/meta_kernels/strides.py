@@ -97,10 +97,9 @@ def strides_suggest_channels_last(shape: Sequence[int], strides: Sequence[int]) 
 
 
 def is_in_format(shape: Sequence[int], strides: Sequence[int], is_last: bool) -> bool:
-    """Return whether strides are exactly the strides of the format that `is_last` selects.
+    """Return whether strides are channels last if `is_last`, or else whether they are contiguous.
 
-    The format is channels last if `is_last`, else contiguous. The strides of dimensions of size 1 are ignored
-    (c10/core/Contiguity.h).
+    The tensor must have no gaps. The strides of dimensions of size 1 are ignored (c10/core/Contiguity.h).
 
     >>> is_in_format((2, 3, 1, 1), (3, 1, 1, 1), is_last=True)
     True
@@ -147,7 +146,7 @@ def pointwise_strides(shape: Sequence[int], operands: Sequence[tuple[int, ...]])
 
     >>> pointwise_strides((1, 8, 2, 2), [(8, 1, 16, 8)])  # channels last, whatever the stride of size 1
     (32, 1, 16, 8)
-    >>> pointwise_strides((1, 8, 2, 2), [(8, 1, 16, 8), (0, 0, 0, 0)])  # as it is, where a number takes part
+    >>> pointwise_strides((1, 8, 2, 2), [(8, 1, 16, 8), (0, 0, 0, 0)])  # unchanged if an operand is a number
     (8, 1, 16, 8)
     """
     if all(any(strides) for strides in operands):  # TensorIteratorBase::compute_fast_setup_type

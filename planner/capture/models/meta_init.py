@@ -45,8 +45,9 @@ def construct_on_meta(construct: Callable[[], object]) -> object:
 def construct_with_values(construct: Callable[[], object]) -> tuple[object, list[tuple[Tensor, Tensor]]]:
     """Return the result of `construct`, and the values of its tensors.
 
-    The values are pairs of an original tensor and its meta tensor. All buffers have values, and so do
-    parameters that no constructor of a module made. Raises the constructor's error.
+    The values are pairs of a tensor with values and its meta tensor. All buffers have values. Parameters that
+    modules register meanwhile have none, unless the constructor reads values of parameters. Raises the
+    constructor's error.
     """
     return _try_strategies(construct, _WITH_VALUES)
 
@@ -130,7 +131,7 @@ def _note_those_on_cpu(model: nn.Module, placement: Placement) -> None:
 
 
 def _move_placed(placed: PlacedTensors) -> list[tuple[Tensor, Tensor]]:
-    """Move the remaining tensors that user code put on the GPU to the meta device.
+    """Move to the meta device the remaining tensors that user code put on the GPU.
 
     They are found wherever user code keeps them. Tensors that share a storage still share it afterwards.
     Returns a (tensor with the values, meta tensor) pair for each moved tensor.

@@ -178,7 +178,7 @@ def find_in_library(source: str, module: str, name: str) -> Constructor:
 def find_zoo(name: str) -> Constructor:
     """Return the constructor of a model that planner/capture/models/zoo.py defines.
 
-    These are the models of the seed documents that are in no library.
+    The models are those of published memory measurements that are in no library.
     """
     return find_in_namespace("zoo", name, importlib.import_module("planner.capture.models.zoo"))
 

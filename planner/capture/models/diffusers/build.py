@@ -32,10 +32,7 @@ class DiffusersClass:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Return a value for each parameter of the constructor.
-
-        It is the argument, or else the default or None.
-        """
+        """Return the argument for each parameter of the constructor, or else the default or None."""
         return {
             name: self.arguments.get(name, None if one.default is one.empty else one.default)
             for name, one in _parameters(self.model_class.__init__).items()

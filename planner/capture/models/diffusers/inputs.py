@@ -337,8 +337,8 @@ def _video_autoencoder(config: Config) -> Sample:
 def _quantizing_autoencoder(config: Config) -> Sample:
     """Return the image that a quantizing autoencoder takes as input.
 
-    It has no channel axis, so the loss is a sum. The model also returns a loss of the codes, so an MSE with a
-    target does not apply.
+    The channel axis is None, so the loss is a sum. The model also returns a loss of the codes, so an MSE with
+    a target does not apply.
     """
     return Sample(_autoencoder(config).inputs, None)
 

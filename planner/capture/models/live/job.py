@@ -232,7 +232,7 @@ def live_job(name: str, model: LiveModel) -> Job:
 
 
 def fields_of_process() -> dict[str, Any]:
-    """Return the job fields that the process sets. The only field is `cudnn_benchmark`, as torch has it."""
+    """Return the job field `cudnn_benchmark`, as torch has it in this process."""
     return {"cudnn_benchmark": torch.backends.cudnn.benchmark}
 
 

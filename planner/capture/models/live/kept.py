@@ -19,7 +19,7 @@ from torch.utils import swap_tensors
 
 
 def living(*kinds: type) -> list[Any]:
-    """Return the objects of these classes that the garbage collector tracks.
+    """Return the instances of the classes `kinds` that the garbage collector tracks.
 
     The classes of all objects are compared first, since a process has many objects and few classes.
     """
@@ -38,11 +38,11 @@ class LiveConstructor:
         self.function = function
 
     def __call__(self, **arguments: Any) -> object:
-        """Return what the function returns."""
+        """Call the function, and return its result."""
         return self.function(**arguments)
 
     def holders(self) -> list[nn.Module | optim.Optimizer]:
-        """Return the modules and optimizers that existed at the first call and still exist."""
+        """Return the modules and optimizers that existed at the first call of this method and still exist."""
         return [holder for one in self._found if (holder := one()) is not None]
 
     @cached_property
@@ -105,13 +105,13 @@ class _LiveState:
             self._noted = list(map(_Noted.of, holders))
 
     def note_planned(self, model: nn.Module) -> None:
-        """Note the modules that are planned."""
+        """Note that a model and its submodules are planned, so that `restore` restores them."""
         self._planned |= {id(one) for one in model.modules()}
 
     def note_move(self, values: Tensor, moved: Tensor) -> None:
         """Note that a tensor was moved to the meta device in place.
 
-        `values` has its values. Nothing is noted before `note` is called.
+        `values` holds the values of `moved`. Nothing is noted before `note` is called.
         """
         if self._noted:
             self._moved.append((values, moved))

@@ -48,7 +48,7 @@ class LiveTraining(Struct, frozen=True):
 
 
 def cuda_index_of(model: nn.Module) -> int | None:
-    """Return the index of the one GPU that holds a model's parameters and buffers, or None.
+    """Return the index of the GPU that holds parameters or buffers of a model, or None if no GPU does.
 
     Raises UsageError for a model on several GPUs.
     """

@@ -185,7 +185,7 @@ class Trained(nn.Module):
         )
 
     def _loss(self, scores: Tensor, truth: Tensor) -> Tensor:
-        """Return soft Dice plus cross entropy.
+        """Return the soft Dice loss plus the cross entropy.
 
         Sources: nnunetv2/training/loss/compound_losses.py and dice.py.
         """

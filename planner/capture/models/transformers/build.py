@@ -185,7 +185,7 @@ def build(transformers: Any, name: str, **arguments: Any) -> nn.Module:
 
 
 def _refuse_longer_inputs(table: nn.Embedding, name: str, config: Any) -> None:
-    """Make a table of learned positions raise ModelError for longer inputs.
+    """Make a table of learned positions raise ModelError for inputs longer than the table.
 
     The first positions of a table with a padding index count too, since padded tokens share that index.
     """

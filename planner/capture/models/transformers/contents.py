@@ -1,7 +1,7 @@
-"""Make inputs of transformers' models that need certain values.
+"""Make the inputs of transformers' models whose values matter: image tokens in texts, objects in images.
 
-These are image tokens in texts, and objects in images. A model refuses a text with too few image tokens, and
-a detector compares its boxes with lists of labels, so sizes alone are not enough.
+A model refuses a text with too few image tokens, and a detector compares its boxes with lists of labels, so
+sizes alone are not enough.
 """
 
 from collections.abc import Callable, Mapping

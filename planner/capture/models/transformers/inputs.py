@@ -186,7 +186,7 @@ def _image_in_text(choice: TransformersClass, given: Mapping[str, TensorSpec]) -
 
 
 def _value(config: Any, *names: str, default: Any = None) -> Any:
-    """Return the first named value in a configuration, or else the default.
+    """Return the first value that a configuration has under one of `names`, or else the default.
 
     Sub-configurations are searched too.
     """

@@ -1,4 +1,4 @@
-"""Train by a user's Trainer of transformers or TRL.
+"""Run the training of a user's Trainer of transformers or TRL.
 
 The user's file makes the Trainer. The Trainer's own `train()` runs, with its loss, optimizer, accumulation,
 clipping and precision. Batches are copies of the longest of the first samples of its data, made by its own

@@ -18,7 +18,7 @@ _DEEPEST = 4  # nested lists are measured to this depth
 
 
 def longest_sample(trainer: Any, dataset: Any, what: str, name: str) -> tuple[Any, Any]:
-    """Return a batch of one longest sample and a batch of two copies of it.
+    """Return a batch of a dataset's longest sample, and a batch of two copies of this sample.
 
     The trainer's collator makes both batches. The sample is the longest of the dataset's first
     `MOST_SAMPLES`. `what` is the dataset's attribute and `name` is the job's name, for messages. Raises
@@ -61,7 +61,7 @@ def _count(value: Any, measure: Callable[[Any], int], depth: int = 0) -> int:
 
 
 def _numbers(value: Any) -> int:
-    """Return how many numbers a value holds.
+    """Return the count of the numbers that a value holds.
 
     A tensor or array has its elements, an image its pixels, a number 1, anything else 0.
     """

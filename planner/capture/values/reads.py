@@ -1,4 +1,4 @@
-"""Reuse the values that a model reads at a small batch size.
+"""Reuse the values that a model reads at a small batch size in captures at larger batch sizes.
 
 Values are reused if tensors are too large or too many to compute. A check for NaN or a logged mean may read a
 gigabyte at the batch sizes that a plan tries, without effect on memory; a detector reads small tensors for

@@ -65,7 +65,7 @@ def skips_meta(frame: FrameType, torch_version: TorchVersion) -> bool:
 
 
 def draws_truncated(frame: FrameType) -> bool:
-    """Return whether a frame draws the weights of `torch.nn.init.trunc_normal_`."""
+    """Return whether a frame runs the function that draws the weights for `torch.nn.init.trunc_normal_`."""
     return _function_of(frame) == ("torch.nn.init", "_no_grad_trunc_normal_")
 
 

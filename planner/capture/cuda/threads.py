@@ -43,9 +43,9 @@ def do_nothing(*_: Any) -> None:
 
 
 def caller_frame(depth: int = 1) -> FrameType:
-    """Return the frame of the caller, without counting frames of this module.
+    """Return the frame of the calling function's caller, without counting frames of this module.
 
-    `depth` is counted as in `sys._getframe(depth)`.
+    `depth` is counted as in a call of `sys._getframe(depth)` by the calling function.
     """
     frame = sys._getframe(depth + 1)
     while frame.f_globals.get("__name__") == __name__ and frame.f_back is not None:

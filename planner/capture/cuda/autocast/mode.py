@@ -108,7 +108,7 @@ def is_eligible(value: object) -> bool:
     """
     return (
         isinstance(value, Tensor)
-        and (value.is_meta or value.is_cuda)  # the compiler's fake tensors are
+        and (value.is_meta or value.is_cuda)  # the compiler's fake tensors are on CUDA
         and value.dtype.is_floating_point
         and value.dtype is not torch.float64
     )

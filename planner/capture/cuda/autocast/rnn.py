@@ -47,7 +47,7 @@ def _flattened(weights: Sequence[Tensor], elements: int) -> tuple[Tensor, list[T
     """Return a new float16 buffer, and copies of weights inside the buffer.
 
     Each copy shares the buffer's storage but is no view of it to autograd (`get_parameters` of
-    cudnn/RNN.cpp makes them by `set_`), so that each weight has a gradient of its own.
+    cudnn/RNN.cpp makes them by `set_`), so that each weight has a separate gradient.
     """
     buffer = torch.zeros(elements, dtype=torch.float16, device=weights[0].device)
     copies, offset = [], 0

@@ -23,10 +23,10 @@ from planner.capture.cuda.threads import caller_frame
 
 
 def replacements(files: Callable[[], SavedFiles | None]) -> Iterator[Replacement]:
-    """Yield replacements for functions that save checkpoints, open safetensors files or change files.
+    """Yield replacements for functions that save checkpoints, or open, rename, copy or delete files.
 
-    Files are changed by renaming, copying or deleting. `UntypedStorage.data_ptr` is replaced too. `files`
-    returns None outside of captures, where functions that were imported in a capture may be called.
+    `UntypedStorage.data_ptr` is replaced too. `files` returns None outside of captures, where functions that
+    were imported in a capture may be called.
     """
     yield torch, "save", _saving(torch.save, files)
     opening = _opening(io.open, files)
@@ -79,7 +79,7 @@ def _saving(plain: Callable[..., None], files: Callable[[], SavedFiles | None]) 
 
 
 def _opening(plain: Callable[..., Any], files: Callable[[], SavedFiles | None]) -> Callable[..., Any]:
-    """Return a version of `open` that opens another file if it would empty a file of the user."""
+    """Return a version of `open` that opens a temporary file instead of emptying a user's file."""
 
     @functools.wraps(plain)
     def open_file(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:

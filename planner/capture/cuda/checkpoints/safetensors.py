@@ -1,7 +1,8 @@
-"""Write and read safetensors files in a plan.
+"""Write and read the safetensors files of a planned script.
 
-A file gets its header, and zeros that take no space on disk. The format is described in
-https://huggingface.co/docs/safetensors: the header's length in eight bytes, the header as JSON, the data.
+If tensors have no values, a file gets its header, and zeros that take no space on disk. The format is
+described in https://huggingface.co/docs/safetensors: the header's length in eight bytes, the header as JSON,
+the data.
 """
 
 import functools

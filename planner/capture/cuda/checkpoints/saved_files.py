@@ -21,7 +21,10 @@ _OPENED: tuple[int, ...] = ()  # in place of the identity of a file that the scr
 
 
 class SavedFiles:
-    """The checkpoints that a capture has written. They are kept until they are deleted."""
+    """The checkpoints that a capture has written, until `close` deletes them.
+
+    The methods save, open, rename, copy and delete files without changing the user's files.
+    """
 
     def __init__(self) -> None:
         self._start_ns = time.time_ns()
@@ -34,7 +37,7 @@ class SavedFiles:
 
     @contextmanager
     def writing(self, target: Any) -> Iterator[Any]:
-        """Yield the path to write instead of `target`. An open file is yielded unchanged."""
+        """Yield `target`, or a temporary path if `target` names a file that this capture has not written."""
         if not isinstance(target, str | os.PathLike):
             yield target
             path = _real(getattr(target, "name", ""))
@@ -52,10 +55,10 @@ class SavedFiles:
             self._note(path)
 
     def to_open(self, file: Any, mode: str) -> Any:
-        """Return the path to pass to `open` instead of `file`.
+        """Return `file`, or the path of the temporary file to open in its place.
 
-        A file descriptor is returned unchanged. A binary file that another process writes meanwhile is not
-        replaced either.
+        A temporary file is opened instead of emptying a user's file, or a binary file that another process
+        writes meanwhile, and is read from then on. A file descriptor is returned unchanged.
         """
         path = _real(file) if "w" in mode else ""
         if path and Path(path).is_file():
@@ -72,7 +75,7 @@ class SavedFiles:
                 self._made[path] = _identity(path)[:2]  # its size is not known yet
 
     def to_read(self, source: Any) -> Any:
-        """Return the path to read instead of `source`. An open file is returned unchanged."""
+        """Return `source`, or the path of the file that was written in its place."""
         if not self._copies or not isinstance(source, str | os.PathLike):
             return source
         return self._copies.get(_real(source), source)
@@ -106,7 +109,7 @@ class SavedFiles:
     def copy(self, plain: Callable[..., Any], source: Any, target: Any) -> Any:
         """Copy or link a file, but do not replace a user's file.
 
-        `plain` is the original function. A checkpoint of this capture is copied without its holes.
+        `plain` is the original function. A copy of a checkpoint of this capture keeps the holes.
         """
         old, new = _real(source), _real(target)
         if old in self._copies or old in self._made or self._is_of_user(new):
@@ -221,7 +224,7 @@ class SavedFiles:
 
 
 def _copy(source: str, target: str) -> None:
-    """Copy a file, but skip its holes. Zeros of safetensors are holes."""
+    """Copy a file, and keep its holes, which take no space on disk. Zeros of safetensors are holes."""
     with Path(source).open("rb") as read, Path(target).open("wb") as write:
         size = os.fstat(read.fileno()).st_size
         at = 0

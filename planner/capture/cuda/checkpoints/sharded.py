@@ -1,4 +1,4 @@
-"""Replace sharded checkpoints by versions without files.
+"""Replace the functions that save and load sharded checkpoints by versions without files.
 
 A planned script has no values to write, and of several ranks only one rank's part exists.
 `torch.distributed.checkpoint` copies shards to the CPU to write them, and reads files into existing shards,

@@ -337,7 +337,7 @@ def locating(plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _tensors_of(loaded: object) -> Iterator[Tensor]:
-    """Yield the tensors of a loaded file, which may be those of modules."""
+    """Yield the tensors of a loaded file. Parameters and buffers of modules are included."""
     for one in tree_leaves(loaded):
         if isinstance(one, nn.Module):
             yield from (*one.parameters(), *one.buffers())

@@ -1,6 +1,6 @@
-"""Log what user code puts on the GPU while a model is built.
+"""Log the tensors that user code puts on the GPU while a model is built.
 
-The log has tensors, operators on them, and frees. A model is built without a recorder. The log lists all
+The log also has operators on these tensors, and frees. A model is built without a recorder. The log lists all
 blocks in their order, so that `planner.capture.setup` can record them later, including the blocks that are
 freed before the model is complete.
 """
@@ -70,7 +70,7 @@ Entry = Put | Called | Freed | CacheEmptied
 
 
 class PlacedTensors:
-    """The storages that user code put on the GPU, numbered in order. A log has the events on them."""
+    """The storages that user code put on the GPU, numbered in order, and a log of their events."""
 
     def __init__(self) -> None:
         self._numbers = WeakIdKeyDictionary()

@@ -75,9 +75,9 @@ class Placement:
         return tuple(f"{line} {text}" for text, line in self.remarks.items())
 
     def watch(self, recorder: Any) -> None:
-        """Report events of the running loop to its recorder.
+        """Connect the placement to the recorder of the running loop.
 
-        The events are emptied caches, resized storages and CUDA graphs.
+        Emptied caches, resized storages and CUDA graphs are reported to `recorder`.
         """
         self.on_empty_cache = recorder.record_empty_cache
         self.on_resize = recorder.record_resize

@@ -134,10 +134,10 @@ def replacements(
 ) -> Iterator[Replacement]:
     """Yield replacements for names of torch that query or use the GPU.
 
-    They are in torch, torch.cuda and torch.accelerator. `capability` and `streams` return the planned GPU's
-    compute capability and the capture's streams. `remark` is called with a text for each query whose answer
-    the trace must guess and for a memory limit that user code sets, `empty_cache` when user code empties the
-    cache.
+    The names are in torch, torch.cuda, torch.accelerator, torch.random and torch.backends.cuda. `capability`
+    and `streams` return the planned GPU's compute capability and the capture's streams. `remark` is called
+    with a text for each query whose answer the trace must guess and for a memory limit that user code sets,
+    `empty_cache` when user code empties the cache.
     """
 
     def current() -> Stream:

@@ -17,7 +17,7 @@ _DTYPES: dict[str, torch.dtype] = {
 
 
 class GpuTensorType(type):
-    """The class of the stand-ins for `torch.cuda.FloatTensor` and the other types of tensors of a GPU."""
+    """The metaclass of the stand-ins for `torch.cuda.FloatTensor` and the other types of tensors of a GPU."""
 
     dtype: torch.dtype
     is_cuda = True

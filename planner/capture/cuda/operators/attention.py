@@ -83,10 +83,10 @@ def _additive(call: SdpaCall, mask: Tensor | None, dtype: torch.dtype) -> Tensor
 
 
 def _aligned(mask: Tensor) -> Tensor:
-    """Return the mask with dense rows that start at multiples of 8 elements.
+    """Return the mask if its rows are dense and start at multiples of 8 elements, else a padded copy.
 
-    If they do not, it is a copy with padded rows. This is `preprocess_mask`. The copy has the mask's shape,
-    since it is made before the mask is expanded to batch and heads.
+    This is `preprocess_mask`. The copy has the mask's shape, since it is made before the mask is expanded to
+    batch and heads.
     """
     if mask.stride(-1) == 1 and all(stride % 8 == 0 for stride in mask.stride()[:-1]):
         return mask

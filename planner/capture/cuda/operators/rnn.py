@@ -242,10 +242,10 @@ def cudnn_rnn(
     cx: Tensor | None, mode: int, hidden: int, projected: int, layers: int, batch_first: bool, p: float,
     train: bool, bidirectional: bool, batch_sizes: Sequence[int], dropout: Tensor | None,
 ) -> Any:  # fmt: skip
-    """Run `_cudnn_rnn` and return its results.
+    """Return new tensors for the results of `_cudnn_rnn`.
 
-    They are output, hidden state, cell state, reserve space and weight buffer. The weight buffer is allocated
-    if `buffer` is None.
+    The results are output, hidden state, cell state, reserve space and weight buffer. The weight buffer is
+    new only if `buffer` is None.
     """
     sizes = RnnSizes(mode, x.shape[-1], hidden, projected, layers, bidirectional)
     width, states = sizes.width * sizes.directions, layers * sizes.directions

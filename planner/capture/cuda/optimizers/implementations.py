@@ -60,9 +60,9 @@ def _by_side(
 
 
 def _choose(params: list[Tensor], *args: Any, **kwargs: Any) -> tuple[bool, bool]:
-    """Choose an implementation as `_default_to_fused_or_foreach` does, which is (fused, foreach).
+    """Return (fused, foreach), the choice of an implementation, as `_default_to_fused_or_foreach` does.
 
-    It is neither if any parameter is on the CPU.
+    Both are False if any parameter is on the CPU.
     """
     if any(map(is_on_host, params)):
         return False, False

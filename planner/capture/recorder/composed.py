@@ -142,7 +142,7 @@ def _matrix_exp(x: Tensor) -> Tensor:
 
     Source: ATen/native/LinearAlgebra.cpp, `mexp_impl`. Each matrix is approximated by a polynomial, whose
     degree depends on the matrix's norm. The values of meta tensors are unknown, so all matrices get the
-    highest degree, which takes the most memory. A matrix of a norm above 1.46 has it.
+    highest degree, which takes the most memory. On a GPU, a matrix of a norm above 1.46 gets this degree.
     """
     size = x.shape[-1]
     if size <= 1:

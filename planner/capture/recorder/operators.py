@@ -1,6 +1,6 @@
 """Classify operators for the recorder.
 
-Facts are the kind of their outputs, their workspace rule and the like.
+The facts about an operator are the kind of its outputs, its workspace rule and the like.
 """
 
 from collections.abc import Callable

@@ -141,7 +141,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._provenance.on_tensor(ref.block.number, tensor)
 
     def has_recorded(self, tensor: Tensor) -> bool:
-        """Return whether the storage of a meta tensor is recorded. It is if the storage is empty."""
+        """Return whether a meta tensor's storage is recorded. Empty storages and wrappers count."""
         if is_wrapped(tensor):
             return True
         storage = innermost(tensor).untyped_storage()

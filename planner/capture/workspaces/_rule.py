@@ -52,10 +52,9 @@ def positional_args(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | N
 
 
 def dense_copies(*tensors: Tensor | None) -> Ops:
-    """Return a `Hold` op for each tensor that is not dense.
+    """Return a `Hold` op for each tensor that is neither contiguous nor in channels last.
 
-    Contiguous tensors and tensors in channels last are dense. Kernels that also read tensors in the format of
-    `suggest_memory_format` make these copies.
+    Kernels that also read tensors in the format of `suggest_memory_format` make these copies.
     """
     given = [t for t in tensors if t is not None and not t.is_contiguous()]
     return tuple(Hold(tensor_bytes(t)) for t in given if not _is_channels_last(t))

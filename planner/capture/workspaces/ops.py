@@ -57,7 +57,7 @@ def kind_and_size(op: Op) -> tuple[OpKind, Any]:
 
 
 def answer_convolutions(ops: Ops, target: Target) -> Ops:
-    """Replace each convolution in `ops` by the workspaces that `target` reports."""
+    """Return `ops` with each convolution replaced by the workspaces that `target` reports."""
     return tuple(answered for op in ops for answered in _answer(op, target))
 
 

@@ -61,7 +61,7 @@ class ConvOperand:
         return () if is_in_format(self.shape, self.strides, is_last) else (Hold(self.size_bytes),)
 
     def contiguous(self, is_last: bool) -> "ConvOperand":
-        """Return the operand, or its copy if the operand lacks the memory format."""
+        """Return the operand in the channels-last or the contiguous format, copied if necessary."""
         return self if is_in_format(self.shape, self.strides, is_last) else self.copied(is_last)
 
     def group_of(self, groups: int) -> "ConvOperand":

@@ -33,9 +33,9 @@ def is_depthwise(call: ConvCall) -> bool:
 
 
 def is_native_depthwise(call: ConvCall) -> bool:
-    """Return whether PyTorch's own kernel runs a contiguous depthwise convolution.
+    """Return whether a call is a contiguous depthwise convolution that PyTorch's own kernel runs.
 
-    PyTorch's kernel does, except in float16 for workloads at which cuDNN is faster (Convolution.cpp,
+    PyTorch's kernel runs it, except in float16 for workloads at which cuDNN is faster (Convolution.cpp,
     use_cudnn_depthwise and the workloads that it lists).
     """
     if not is_depthwise(call):

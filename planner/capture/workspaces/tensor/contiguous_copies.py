@@ -29,7 +29,7 @@ _OF_CUDNN = (torch.float16, torch.float32, torch.float64)  # dtypes that cuDNN's
 def _copies_after(
     copies: Callable[..., Ops], positions: tuple[int, ...], args: Args, out: Any, target: Target
 ) -> Ops:
-    """Return the outputs, then copies of the tensors at `positions` in `args`."""
+    """Return the ops that make the outputs, then copies of the tensors at `positions` in `args`."""
     tensors = [argument(args, position) for position in positions]
     return (Outputs(), *copies(*(t for t in tensors if isinstance(t, Tensor))))
 
@@ -62,13 +62,16 @@ def _input_before_output(copies: Callable[..., Ops], args: Args, out: Any, targe
 
 
 def _gradient_like_input(args: Args, out: Any, target: Target) -> Ops:
-    """Return the outputs, then a copy of the gradient in the input's format (DilatedMaxPool3d.cu)."""
+    """Return the ops that make the outputs, then a copy of the gradient in the input's format.
+
+    Source: DilatedMaxPool3d.cu.
+    """
     grad, x = args[:2]
     return (Outputs(), *copies_in_format_of(x, grad))
 
 
 def _gradient_and_input(args: Args, out: Any, target: Target) -> Ops:
-    """Return the outputs, then copies of input and gradient in one dense format.
+    """Return the ops that make the outputs, then copies of input and gradient in one dense format.
 
     Source: DilatedMaxPool2d.cu, AveragePool2d.cu.
     """
@@ -77,7 +80,7 @@ def _gradient_and_input(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _gradient_of_adaptive_pool(args: Args, out: Any, target: Target) -> Ops:
-    """Return the outputs, then a contiguous copy of the gradient.
+    """Return the ops that make the outputs, then a contiguous copy of the gradient.
 
     With an input in channels last, the gradient is not copied. Source: AdaptiveAveragePooling.cu.
     """
@@ -86,7 +89,7 @@ def _gradient_of_adaptive_pool(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _gradient_of_adaptive_max_pool(args: Args, out: Any, target: Target) -> Ops:
-    """Return the outputs, then contiguous copies of the gradient, the indices and the result.
+    """Return the ops that make the outputs, then contiguous copies of gradient, indices and result.
 
     Source: AdaptiveMaxPooling2d.cu.
     """
@@ -94,7 +97,7 @@ def _gradient_of_adaptive_max_pool(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _gradient_of_bilinear(args: Args, out: Any, target: Target) -> Ops:
-    """Return the outputs, then a dense copy of the gradient.
+    """Return the ops that make the outputs, then a dense copy of the gradient.
 
     Returns () if the gradient has the output's size. Source: UpSampleBilinear2d.cu.
     """
@@ -102,7 +105,7 @@ def _gradient_of_bilinear(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _through_contiguous(args: Args, out: Any, target: Target) -> Ops:
-    """Return the outputs, then contiguous copies of the outputs and the input.
+    """Return the ops that make the outputs, then contiguous copies of the outputs and the input.
 
     Contiguous tensors are not copied. Source: AdaptiveMaxPooling2d.cu, UpSampleNearest3d.cu,
     UpSampleTrilinear3d.cu, UpSampleBilinear2d.cu.
@@ -112,7 +115,7 @@ def _through_contiguous(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _gradient_of_trilinear(args: Args, out: Any, target: Target) -> Ops:
-    """Return the outputs, then contiguous copies of the gradient and the output.
+    """Return the ops that make the outputs, then contiguous copies of the gradient and the output.
 
     Contiguous tensors are not copied. Source: UpSampleTrilinear3d.cu.
     """
@@ -132,7 +135,7 @@ def _unfold(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _running(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the output, then a contiguous copy of the input in the output's type.
+    """Return the ops that make the output, then a contiguous copy of the input in the output's type.
 
     An input of that type and layout is not copied. Source: ReduceOps.cpp.
     """

@@ -132,7 +132,7 @@ def _product(first: int, args: Args, out: Any, target: Target) -> Ops:
 def _addmm(args: Args, out: Any, target: Target) -> Ops:
     """Return the ops of `addmm`.
 
-    They copy operands and, if each call takes one, hold cuBLASLt's workspace.
+    They copy operands, and hold cuBLASLt's workspace if torch allocates one for each call.
     """
     takes_own = lt_workspace(target.torch) is LtWorkspace.OF_CALL and _uses_lt(args)
     return (*_product(1, args, out, target), *((Hold(LT_BYTES),) if takes_own else ()))

@@ -246,8 +246,8 @@ def _eigenvectors(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops:
 def _singular_values(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops:
     """Return the ops of `_linalg_svd`, which works in a copy.
 
-    Without vectors, cuSOLVER still gets memory for those of all matrices of a batch of small ones, or
-    otherwise of one matrix.
+    Without vectors, cuSOLVER still gets memory for vectors: of all matrices of a batch if the matrices are
+    small, otherwise of one matrix.
     """
     matrices = args[0]
     rows, columns = matrices.shape[-2:]

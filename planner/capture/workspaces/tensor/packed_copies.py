@@ -62,7 +62,7 @@ def _chunk_cat(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _padded(tensor: Tensor, dim: int, chunks: int) -> int:
-    """Return the product of the sizes starting at dimension `dim`, padded to a multiple of `chunks`."""
+    """Return the product of the sizes from `dim` on, with `dim` padded to a multiple of `chunks`."""
     return ceil_div(tensor.shape[dim], chunks) * chunks * prod(tensor.shape[dim + 1 :])
 
 

@@ -46,7 +46,7 @@ class Graphs:
         return 0, self._pools
 
     def default_stream(self, streams: Streams) -> Stream:
-        """Return the default stream for captures of graphs. It is used if user code gives no stream."""
+        """Return the stream on which graphs are captured if user code gives no stream."""
         if self._default_stream is None:
             self._default_stream = Stream(streams, streams.make())
         return self._default_stream

@@ -346,7 +346,7 @@ def _tensors_of(loaded: object) -> Iterator[Tensor]:
 
 
 def storage_to_gpu(self: UntypedStorage, *_: Any, **__: Any) -> UntypedStorage:
-    """Return a copy of a CPU storage on the planned GPU, or a storage of the GPU itself.
+    """Return a copy of a CPU storage on the planned GPU. A storage of the GPU is returned unchanged.
 
     Inside a running loop, and if the model is built by shapes alone, the copy has no values.
     """

@@ -85,7 +85,7 @@ def _coalesce(dims: list[_Dim]) -> list[_Dim]:
 def _split(
     reduced: list[_Dim], remaining: list[_Dim], inputs: int, outputs: int, partial_bytes: int, target: Target
 ) -> Ops:
-    """Return the buffer and semaphores of a reduction, or () if each output is reduced in one block.
+    """Return the ops that hold a reduction's buffer and semaphores, or () if no output is split over blocks.
 
     The steps follow `setReduceConfig` in its order.
     """

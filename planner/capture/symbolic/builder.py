@@ -1,10 +1,10 @@
 """Build the programs of one job for any GPU, from as few runs of its model as possible.
 
 Two runs are fitted to a program, or three if sizes grow with the square of the batch size; a further run
-validates it. If a job refuses such small batches, or takes another path from one batch to the next, units of
-several samples are tried (`batch_units`). A program holds for every GPU on which the model takes the same
-code path. A run records the comparisons with its compute capability as guards. If the guards do not hold for
-another capability, one more run shows whether the path is the same.
+validates it. If a job refuses these small batches, or takes another path from one batch size to the next,
+units of several samples are tried (`batch_units`). A program holds for every GPU on which the model takes the
+same code path. A run records the comparisons with its compute capability as guards. If the guards do not hold
+for another capability, one more run shows whether the path is the same.
 """
 
 from collections.abc import Callable
@@ -354,9 +354,9 @@ def _without_answers(target: Target) -> Target:
 
 
 def with_target(program: Program, target: Target, min_batch: int, max_batch: int) -> Program:
-    """Set the batch sizes for which a program holds on a target, and return the program.
+    """Set the range of batch sizes for which a program holds on a target, and return the program.
 
-    Targets of equal compute capability share the batch sizes.
+    Targets of equal compute capability share the range.
     """
     variants = program.targets.get(target.capability)
     if variants is None:

@@ -127,7 +127,7 @@ class DeepRuns:
     def _shallow_runs(
         self, capability: tuple[int, int], at_depth: Callable[[int], RecordedRun]
     ) -> _ShallowRuns:
-        """Return the runs of the shallow models.
+        """Return the compared runs of the two shallow models.
 
         Only the deeper model runs if its run differs from the latest run in sizes alone. Raises
         NotRepeatedError, NotAffineError, and the errors of a capture.
@@ -146,7 +146,7 @@ class DeepRuns:
 
 
 def open_deep_runs(job: Job, least: int = LEAST_DEPTH) -> DeepRuns | None:
-    """Return the deep runs of a job, or None if the whole model must run.
+    """Return the `DeepRuns` of a job, or None if the whole model must run.
 
     A model with fewer than `least` blocks must run. Jobs that differ in the sizes of samples or in the number
     of ranks (two or more) share their deep runs, unless the model is in a folder, whose files may change.

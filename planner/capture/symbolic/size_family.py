@@ -142,7 +142,7 @@ class SizeFamily:
         self._structures[size] = hash(_structure(program)) if program and _can_be_fitted(program) else None
 
     def _alike(self) -> dict[Hashable, list[Size]]:
-        """Return the captured sizes, grouped by the structure of their programs."""
+        """Return the captured sizes that formulas may fit, by the structure of their programs."""
         found: dict[Hashable, list[Size]] = {}
         for size, structure in sorted(self._structures.items()):
             if structure is not None:
@@ -213,7 +213,7 @@ def _spread(sizes: Sequence[Size], count: int) -> Iterable[Size]:
 
 
 def _can_be_fitted(program: Program) -> bool:
-    """Return whether formulas may describe a program at other sizes."""
+    """Return whether formulas can be fitted to the numbers of a program."""
     return isinstance(program.rules, SignatureRules) and not program.pinned and program.unit == 1
 
 

@@ -3,7 +3,7 @@
 A number is a polynomial of a size, of a fraction of the size rounded up (padded rows, strided convolutions),
 or of both. If samples have two sizes, it may also be a polynomial of products of their fractions (pixels of
 images, attention scores between two texts). A formula is accepted only if it gives every known number, and
-there are more numbers than terms.
+there are more numbers than terms or all numbers are equal.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -123,7 +123,7 @@ class _Solver(Struct, frozen=True):
 
 
 class FormulaFit:
-    """A cache of the simplest formulas that give tuples of numbers at fixed sizes.
+    """A fit of formulas to tuples of numbers at fixed sizes, with a cache of the simplest formulas.
 
     A formula has integer factors, gives every number, and has the fewest terms of all such formulas.
     """
@@ -147,9 +147,9 @@ class FormulaFit:
         return self.formulas[numbers][0]
 
     def most_doubtful(self, sizes: Iterable[Size]) -> Size | None:
-        """Return the size at which the most formulas disagree, or None if all agree.
+        """Return the size at which formulas disagree for the most tuples of numbers, or None if all agree.
 
-        Formulas of the same numbers disagree at a size if their values differ.
+        Formulas of one tuple disagree at a size if their values differ.
         """
         doubtful = [formulas for formulas in self.formulas.values() if len(formulas) > 1]
         counts = {

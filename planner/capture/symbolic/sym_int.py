@@ -1,6 +1,6 @@
-"""Run a workspace rule once on symbolic integers.
+"""Symbolic integers that record the expressions and guards of a workspace rule.
 
-The result is recorded as an expression with guards. A `SymInt` has a value, which decides every comparison,
+The rule runs once on symbolic integers. A `SymInt` has a value, which decides every comparison,
 and an expression in the batch size and the number of multiprocessors. An operation that cannot be followed
 (conversion to a plain number, square root, hash) specializes the integer to its value: the variant then holds
 only if the expression has this value.

@@ -61,8 +61,8 @@ def detection_batch(model: nn.Module, job: Job, batch: int) -> Batch:
     """Return `batch` images with targets for a detector.
 
     The images have the shape of the job's first input. In the mode `infer` there are no targets. Each tensor
-    is copied to the meta device separately. Boxes have varying sizes and positions; masks and keypoints are
-    included for models that need them.
+    is a separate allocation on the meta device. Boxes have varying sizes and positions; masks and keypoints
+    are included for models that need them.
     """
     shape = job.samples.inputs[0].shape
     height, width = shape[-2:]

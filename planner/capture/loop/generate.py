@@ -1,7 +1,8 @@
 """Generate text with a causal language model of transformers (`--mode generate`).
 
 The loop follows `GenerationMixin._sample` (transformers/generation/utils.py, 5.23) with greedy search and a
-`DynamicCache`; its variables live as long as there. No value is read: all sequences run to the last token.
+`DynamicCache`; its variables live as long as in `_sample`. No value is read: all sequences run to the last
+token.
 """
 
 import inspect

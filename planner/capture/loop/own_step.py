@@ -30,7 +30,7 @@ def run_own_steps(
 ) -> tuple[str, ...]:
     """Call the user's step `job.loop.steps` times.
 
-    Returns notes on the optimizer steps in it. The last result is still alive in the phase `END`.
+    Returns notes on the optimizer steps that ran. The last result is still alive in the phase `END`.
     """
     result = None  # like a variable of a script, which keeps a loss alive
     phases = _Phases(on_phase, model.optimizers)
@@ -141,7 +141,7 @@ class _Phases:
         self._optimizers[id(optimizer)] = optimizer
         self._stepped[type(optimizer).__name__] = None
         self._updates += 1
-        # A closure runs the model, and the optimizer reads what comes of it: values of updates are unknown.
+        # A closure runs the model, and the optimizer reads its result: values of updates are unknown.
         has_closure = any(map(callable, (*args, *kwargs.values())))
         self._enter(Phase.FORWARD if has_closure else Phase.OPTIMIZER)
 

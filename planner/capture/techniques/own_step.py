@@ -124,9 +124,10 @@ def _move_states(optimizer: optim.Optimizer, counts_on_gpu: bool) -> None:
 def _leave_on_cpu(model: StepModule, job: Job, recorder: Recorder, *, moves_batch: bool) -> None:
     """Mark the parameters and buffers that user code leaves on the CPU as CPU tensors.
 
-    They are those of modules that it moved to the CPU. If it puts any of the step's parameters or buffers on
-    the GPU, and moves its batch there, they are also all that it does not put there, unless a library may
-    move them: a Trainer, or FSDP. Raises ModelError if all parameters are on the CPU.
+    The tensors of modules that user code moved to the CPU are marked. If user code moves its batch and some
+    of the step's tensors to the GPU, all other tensors are marked too, except tensors loaded from a file and
+    the tensors of a Trainer or of several ranks, which a library may move. Raises ModelError if all
+    parameters are on the CPU.
     """
     held, tensors = modules_on_cpu(), (*model.parameters(), *model.buffers())
     is_moved_by_file = moves_batch and job.sharding.ranks == 1 and not isinstance(model, TrainerModule)

@@ -25,7 +25,7 @@ class OtherRankError(PlannerError):
 
 
 class MessageNeededError(OtherRankError):
-    """Error of a rank that receives a message before it is sent."""
+    """Error of a rank that receives a message before the message is sent."""
 
     def __init__(self, message: Hashable, sender: int) -> None:
         """Create the error for a message and the rank that sends the message."""

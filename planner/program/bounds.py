@@ -12,11 +12,11 @@ _Curve = tuple[int, int, int]  # bytes per pair of samples, bytes per sample, fi
 
 
 def live_bytes_bound(events: Iterable[Event | ProgramEvent], unit: int = 1) -> LowerBound:
-    """Return a function from a batch size to the peak bytes of live tensors.
+    """Return a function from a batch size to the peak bytes of live blocks.
 
     The events' sizes count the batch in steps of `unit` samples. Rounding, gaps and optional blocks
     (`may_fail`) are not counted. The live bytes after each allocation are a polynomial in the batch size;
-    only polynomials that are highest at some batch size are evaluated.
+    polynomials below another polynomial at every batch size are skipped.
     """
     curves = {(0, 0, 0): None} | dict.fromkeys(_live_curves(events))
     if not any(pair for pair, _, _ in curves):

@@ -73,7 +73,7 @@ class Alloc(Struct, frozen=True, gc=False):
     category: Category
     site: int  # index into `Trace.sites`
     may_fail: bool = False  # if it fails, the process requests another size: a convolution's workspace
-    # Whose work it serves first, 0 the default stream: by it blocks are cached. From GRAPH_POOL on: graphs
+    # For which it is allocated, 0 the default stream; blocks are cached by stream. From GRAPH_POOL on: graphs
     stream: int = 0
 
 
@@ -109,8 +109,8 @@ class TensorProvenance(Struct, frozen=True):
 
     block: int
     shape: tuple[int, ...]
-    dtype: str  # a torch dtype's name; "" where no tensor holds the block
-    source: str  # FILE:LINE of the model's code behind it; "" where there is none
+    dtype: str  # a torch dtype's name; "" if no tensor holds the block
+    source: str  # FILE:LINE of the model's code behind it; "" if there is none
     code: str  # the text of that line
 
 
@@ -119,13 +119,13 @@ class GrowthSource(Struct, frozen=True):
 
     module: str
     op: str
-    source: str  # FILE:LINE; "" where no code of the model's is behind it
+    source: str  # FILE:LINE; "" if no code of the model is behind it
     code: str  # the text of that line
     is_garbage: bool  # held by reference cycles alone, until Python's garbage collector runs
 
 
 # From a convolution and the size that it was refused to the sizes that PyTorch requests then, in turn; None
-# where they are not known.
+# if they are not known.
 NextWorkspaces = Callable[[Convolution, int], Sequence[int] | None]
 # From a convolution to its workspaces, as the GPU's library answers.
 WorkspacesOf = Callable[[Convolution], Workspaces]
@@ -140,13 +140,13 @@ class Trace(Struct, frozen=True):
     unknown_ops: tuple[str, ...] = ()  # with neither a workspace rule nor a note that they need none
     notes: tuple[str, ...] = ()  # sentences that the answer must repeat: assumptions, departures from the job
     provenance: tuple[TensorProvenance, ...] = ()  # of some blocks, by rising allocation; mostly none
-    conv_workspaces: tuple[ConvWorkspace, ...] = ()  # likewise, of workspaces of convolutions
-    growth_sources: tuple[GrowthSource, ...] = ()  # of what grows from step to step; usually none
+    conv_workspaces: tuple[ConvWorkspace, ...] = ()  # of workspaces of convolutions, in that order
+    growth_sources: tuple[GrowthSource, ...] = ()  # of memory that grows from step to step; usually none
     conv_account: WorkspaceAccount = WorkspaceAccount()  # how workspaces of convolutions are known
     convolutions: Mapping[int, Convolution] = {}  # by block, of traces that a program gives
-    next_workspaces: NextWorkspaces | None = None  # after a refused one; None: they are not known
+    next_workspaces: NextWorkspaces | None = None  # after a refused workspace; None if unknown
     pinned: tuple[int, ...] = ()  # bytes of each block of pinned host memory, when they were most
-    workspaces_of: WorkspacesOf | None = None  # what answered for convolutions
+    workspaces_of: WorkspacesOf | None = None  # the query that gave the workspaces of convolutions
     facts: frozenset[Fact] = frozenset()
 
     def convolution_by_block(self) -> Mapping[int, Convolution]:

@@ -1,1 +1,1 @@
-"""The memory that kernels request: convolutions, cuBLAS, and their order in a trace."""
+"""The memory that kernels request, such as workspaces of cuDNN and cuBLAS, and its events in a trace."""

@@ -41,7 +41,7 @@ def open_convolutions(job: Job, cache_folder: Path | None = None) -> ConvWorkspa
 
 
 def default_source() -> str:
-    """Return the default value of `Environment.cudnn` on this machine."""
+    """Return the value of `Environment.cudnn` that a job gets on this machine if it names none."""
     return STORED if _installed(None) is None else INSTALLED
 
 

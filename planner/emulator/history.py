@@ -25,7 +25,7 @@ class StepEnd(NamedTuple):
 
 
 class ScriptMark(NamedTuple):
-    """The start of a phase or a module in an allocator history."""
+    """A position in an allocator history at which the phase or the running module changes."""
 
     place: int  # number of blocks allocated plus blocks freed before it
     phase: Phase

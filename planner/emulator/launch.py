@@ -105,7 +105,7 @@ def _variables(options: RunOptions, folder: Path, cache: Path) -> dict[str, str]
         "PLANNER_EMULATED_HISTORY_STEPS": str(options.history_steps or 0),
         "PLANNER_EMULATED_STOP_AFTER": str(options.stop_after or 0),
         "PLANNER_EMULATED_STOP_AFTER_EVALUATION": "1" if options.stops_after_evaluation else "",
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),  # what was timed here is not for a real GPU
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),  # its timings are not of a real GPU
         "PYTHONPATH": f"{_STARTUP}{os.pathsep}{inherited}" if inherited else str(_STARTUP),
     }
     if options.alloc_conf is not None:

@@ -145,7 +145,7 @@ class EmulatedRun(Struct, frozen=True):
     def signal(self) -> str:
         """Return the name of the signal that ended the command, or "" if no signal did.
 
-        A shell reports a signal that ended its command as 128 and the signal's number.
+        A shell reports a signal that ended its command as exit code 128 plus the signal's number.
         """
         return signal_name(-self.exit_code if self.exit_code < 0 else self.exit_code - 128)
 

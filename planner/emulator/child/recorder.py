@@ -73,8 +73,8 @@ class PeakCounter:
     """The peaks of torch's allocator since the last step.
 
     They are kept apart from the peaks that the script reads. Torch keeps one peak, which
-    `reset_peak_memory_stats` resets. RunRecorder and script each have their own peak, since a reset by either
-    first stores the current peak for the other reader.
+    `reset_peak_memory_stats` resets. Recorder and script each read a separate peak, since a reset by either
+    first stores the current peak for the other.
     """
 
     def __init__(self, torch: Any) -> None:
@@ -333,7 +333,7 @@ class RunRecorder:
     def _read_peaks(self) -> dict[int, dict[str, int]]:
         """Return and reset the peaks of each GPU, in bytes.
 
-        PeakCounter are of allocated, reserved and process memory.
+        The peaks are of allocated, reserved and process memory.
         """
         assert self._peaks is not None
         read = {}

@@ -1,6 +1,6 @@
 """Make a script's checks of the values of GPU tensors pass.
 
-What a kernel computes reads as zero, so that `torch.isfinite(loss)` and `(boxes >= 0).all()` would be false,
+Results of kernels read as zero, so that `torch.isfinite(loss)` and `(boxes >= 0).all()` would be false,
 and a script that guards against losses that are not finite, or asserts that boxes are boxes, would end. The
 checks run their kernels and wait for them as before.
 """

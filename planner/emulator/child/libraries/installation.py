@@ -50,7 +50,7 @@ class Installation:
         )
 
     def key(self) -> str:
-        """Return a digest of torch's folder and of the versions of the installed packages.
+        """Return a digest of the path of torch's folder and of the versions of installed packages.
 
         The packages are torch, torchvision, triton and NVIDIA's packages.
         """

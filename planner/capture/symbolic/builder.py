@@ -150,9 +150,9 @@ class ProgramBuilder:
         return self._run(self.job, batch, target, target.capability, with_calls=False).trace
 
     def enumerate_variants(self, program: Program, target: Target) -> None:
-        """Add workspace variants to a program.
+        """Add variants to a program by evaluating workspace rules at selected batch sizes.
 
-        The variants cover selected batch sizes and numbers of multiprocessors.
+        The rules are evaluated for selected numbers of multiprocessors too.
         """
         if isinstance(program.rules, SignatureRules):
             program.rules.enumerate(program, target)

@@ -64,7 +64,7 @@ def to_meta(value: Any) -> Any:
 
 
 def fit_arguments(values: Sequence[Any], batches: Sequence[int]) -> Any:
-    """Merge a call's arguments from several runs.
+    """Fit the arguments of one call in several runs to the batch size.
 
     Numbers that differ become polynomials in the batch size. `values` has the arguments of each run,
     `batches` the batch size of each run. Raises NotAffineError if other values differ, or if no polynomial

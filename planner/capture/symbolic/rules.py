@@ -68,9 +68,9 @@ class SignatureRules:
         return constant_ops(tuple(map(kind_and_size, ops)), batch, target.sm_count)
 
     def enumerate(self, program: Program, target: Target) -> None:
-        """Add workspace variants to a program.
+        """Add variants to a program by evaluating workspace rules at selected batch sizes.
 
-        The variants cover selected batch sizes and numbers of multiprocessors. A rule that symbolic integers
+        The rules are evaluated for selected numbers of multiprocessors too. A rule that symbolic integers
         cannot follow gets no further variants.
         """
         known = program.targets[target.capability]

@@ -170,7 +170,7 @@ class FormulaFit:
         return found
 
     def fit_values(self, values: Sequence[Any]) -> Any:
-        """Merge a call's arguments at all sizes.
+        """Fit formulas in the size to a call's arguments at all sizes.
 
         Numbers that differ become formulas in the size. `values` has the arguments at each size. A number
         that is affine in the batch size gets two formulas. Raises NotAffineError if a number has no formula,

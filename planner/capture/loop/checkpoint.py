@@ -115,7 +115,7 @@ def _occurs_inside(kind: type[nn.Module], others: set[type[nn.Module]], model: n
 
 
 def _outermost(module: nn.Module, kinds: set[type[nn.Module]]) -> Iterator[nn.Module]:
-    """Yield the outermost modules of these classes."""
+    """Yield the outermost modules of the classes in `kinds`."""
     if type(module) in kinds:
         yield module
         return

@@ -125,7 +125,7 @@ class Buckets:
 
 
 def assign_buckets(tensors: Sequence[Tensor], limits_bytes: Sequence[int]) -> list[list[int]]:
-    """Return the indices of the tensors in each bucket.
+    """Assign tensors to buckets, and return the indices of the tensors in each bucket.
 
     A bucket holds tensors of one dtype. A bucket is full as soon as it reaches its limit; the last limit
     holds for all further buckets of its dtype. Full buckets come first, in order. Source: reducer.cpp,

@@ -1,4 +1,4 @@
-"""Freeze the parameters that `--freeze` and `--train-only` select."""
+"""Choose the parameters to train by `--freeze` and `--train-only`."""
 
 from collections.abc import Iterable
 from fnmatch import fnmatchcase

@@ -110,10 +110,11 @@ def _record_held(loop: CapturedLoop, model: StepModule) -> None:
 
 
 def _move_states(optimizer: optim.Optimizer, counts_on_gpu: bool) -> None:
-    """Move the states of an optimizer that has made steps on the CPU to the meta device.
+    """Move the CPU tensors in an optimizer's state to the meta device.
 
-    Only states of parameters on the meta device are moved. Unless `counts_on_gpu`, counts of steps stay on
-    the CPU, and are copied, since the planned steps change them.
+    The optimizer may have made steps on the CPU. Only states of parameters on the meta device are moved.
+    Unless `counts_on_gpu`, counts of steps stay on the CPU, and are copied, since the planned steps change
+    them.
     """
     for parameter, states in optimizer.state.items():
         for name, one in states.items() if isinstance(parameter, Tensor) and parameter.is_meta else ():

@@ -1,4 +1,4 @@
-"""Repeat the block of a model in a trace, as often as a deeper model has it.
+"""Extrapolate a trace to a deeper model by repeating the events that one more block adds.
 
 An insertion may free memory of the block before it, such as parameters that FSDP gathered for that block;
 each copy then frees the memory of the copy before it.

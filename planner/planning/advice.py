@@ -2,7 +2,7 @@
 
 Each set is traced and replayed. Sets are tried from small to large. Changes of one group exclude each other,
 and a set that contains a smaller set that fits is not minimal. A set is not tried if the savings of its
-single changes, combined for each part of the memory, are far too small. A change to the optimizer's step is
+single changes, combined for each part of the memory, are too small. A change to the optimizer's step is
 not tried if memory peaks elsewhere.
 """
 
@@ -154,9 +154,9 @@ def _keeps_optimizer(change: Change, training: TrainingConfig) -> bool:
 
 
 def _rule_out(unchanged: Attempt, limit_bytes: int | None) -> dict[bool, str]:
-    """Return why optimizer changes are not tried since they save little memory, or "" if they are tried.
+    """Return the reasons not to try optimizer changes that save little memory.
 
-    The key is whether a change keeps the optimizer, and with it the state.
+    The key is whether a change keeps the optimizer, and with it the state. A reason is "" if they are tried.
     """
     needed_bytes, reasons = unchanged.needed_bytes, {True: "", False: ""}
     missing_bytes = needed_bytes if unchanged.fits or limit_bytes is None else needed_bytes - limit_bytes
@@ -170,9 +170,9 @@ def _rule_out(unchanged: Attempt, limit_bytes: int | None) -> dict[bool, str]:
 
 
 def _outside_updates(events: Iterable[Event], without_state: bool) -> Iterator[Event]:
-    """Yield the events without the blocks that the optimizer's step allocates.
+    """Yield the events without the blocks, except optimizer state, that the optimizer's step allocates.
 
-    Optimizer state is kept in the events unless `without_state`, whenever it is allocated.
+    If `without_state` is true, optimizer state is left out too, in whichever phase it is allocated.
     """
     phase, left_out = Phase.SETUP, set()
     for event in events:
@@ -270,7 +270,7 @@ def _attempt(changes: tuple[Change, ...], changed: TrainingConfig, trace: Trace,
 
 
 def _needed(trace: Trace, limits: MemoryLimits, most_bytes: int) -> int:
-    """Return the smallest memory in which a trace fits, to 1 MiB.
+    """Return the smallest capacity in bytes in which a trace fits, to 1 MiB.
 
     The trace is replayed in different capacities. `most_bytes` is a capacity that is known to suffice.
     """

@@ -121,7 +121,7 @@ def explain(trace: Trace, limits: MemoryLimits, evaluation: Trace | None = None)
     """Return an explanation of the memory peak of a trace.
 
     The trace is replayed under `limits`. `evaluation` is the trace of the same batch in inference. A run that
-    fails is explained up to its failure. Raises ValueError for a trace without events.
+    fails is explained up to its failure. Raises ValueError if no event of the trace can be replayed.
     """
     recorder = TimelineRecorder()
     run = replay_trace(trace, limits, recorder)
@@ -147,9 +147,9 @@ def explain(trace: Trace, limits: MemoryLimits, evaluation: Trace | None = None)
 
 
 def moment_of(trace: Trace, event: int) -> PeakLocation:
-    """Return the step and phase of an event of a trace.
+    """Return the location of an event of a trace: its step, phase, module and operator.
 
-    The module and operator are included if the event is an allocation.
+    The module and operator are empty if the event is not an allocation.
     """
     mark = PhaseStart(0, Phase.SETUP)
     for entry in trace.events[: event + 1]:

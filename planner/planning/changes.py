@@ -165,7 +165,7 @@ def _of_optimizer(job: Job) -> Iterator[Change]:
 
 
 def _of_other_optimizer(job: Job, optimizer: Optimizer | str, cost: str, rank: int) -> Change:
-    """Return the change to another optimizer, as the options in its name make it.
+    """Return the change to another optimizer, with the same effect as the options in its name.
 
     The arguments of the job's optimizer are dropped. The implementation is the default of the other optimizer
     if the job has a default or a fused implementation.

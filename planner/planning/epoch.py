@@ -72,11 +72,11 @@ def check_batch(job: Job, batch: int) -> None:
 
 
 def with_last_batch(job: Job, batch: int, source: TraceSource) -> Trace:
-    """Return the trace of a job's loop with the last batch of an epoch.
+    """Return the trace of a job's loop, including the last batch of an epoch if it is smaller.
 
-    The last batch is included if it is smaller. The notes describe the epoch. If the model cannot run the
-    smaller batch, or its steps differ there, the smaller batch is left out and a note says so. Raises the
-    errors of the source at `batch`.
+    The notes describe the epoch if its size is known. If the model cannot run the smaller batch, or its steps
+    differ there, the smaller batch is left out and a note says so. Raises the errors of the source at
+    `batch`.
     """
     full, last = source(batch), last_batch_size(job, batch)
     if not job.samples.dataset_size:

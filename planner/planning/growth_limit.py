@@ -46,7 +46,7 @@ def find_step_limit(trace: Trace, limits: MemoryLimits, growth: Growth, peak_byt
 def _without_activations(trace: Trace) -> Trace:
     """Return the trace with its activations relabelled as temporaries.
 
-    Blocks that the end of the trace leaves allocated count as activations. Without the label equal steps
+    Blocks that the end of the trace leaves allocated count as activations. Without that label, equal steps
     compare as equal.
     """
     events = (

@@ -56,9 +56,9 @@ class ClusterPlan(Struct, frozen=True):
 
     @property
     def fits(self) -> bool:
-        """Return whether the plan needs no retries of the allocator.
+        """Return whether the reserved peak is within the allocator's limit.
 
-        If so, the reserved peak is within the allocator's limit.
+        If so, the plan needs no retries of the allocator.
         """
         limit = self.budget.limits.allocator_limit_bytes
         return limit is None or self.peak_reserved_bytes <= limit
@@ -97,9 +97,9 @@ class ClusterTable(Struct, frozen=True):
 
 
 class _Need(Struct, frozen=True):
-    """The memory peaks of a rank in unlimited memory.
+    """The memory that a rank takes in unlimited memory.
 
-    The published runs that the job resembles are included.
+    The likeness of the rank's job to published runs and the notes of the trace are included.
     """
 
     allocated_bytes: int

@@ -68,7 +68,7 @@ class BatchFinder:
     # ---- histories
 
     def _record(self, batch: int) -> None:
-        """Record a run of a batch size without retries. A run that is recorded already is kept."""
+        """Record a run without retries at a batch size. A run that is recorded already is kept."""
         if batch not in self.recorded:
             self.recorded[batch] = self.runs.unbounded(batch)
 
@@ -106,9 +106,9 @@ class BatchFinder:
         return not has_steps or self.runs.unbounded(batch).largest.step_count > 0
 
     def _refit(self, near: int) -> str:
-        """Fit programs to the recorded histories, and return "" or the problem.
+        """Fit programs to the recorded histories, and return "" or the reason why no program fits.
 
-        There is a problem if the histories do not align.
+        No program fits if the histories do not align.
         """
         fit = fit_runs(self.recorded, near, self.runs.device)
         self.fit = fit if isinstance(fit, CommandFit) else None
@@ -152,7 +152,7 @@ class BatchFinder:
                 return search
             outcome = self.runs.outcome(batch)
             contradictions = 0 if outcome is expected else contradictions + 1
-            # A history without retries is that with memory to spare; another one would take a run more.
+            # This run has the history if it fits without retries; else the history takes one more run.
             if outcome is Outcome.FITS or contradictions > 1:
                 reason = self._learn(batch)
                 if reason:
@@ -186,7 +186,7 @@ class BatchFinder:
         return self.runs.outcome(batch) is expected
 
     def _learn(self, batch: int) -> str:
-        """Refit with the run at a batch size, and return "" or why replays are not trusted.
+        """Refit with the run at a batch size, and return "" or the reason not to trust replays.
 
         A replay and a run may differ in whether retries suffice, since libraries that are short of memory
         take smaller workspaces. Then `retries_differ` is set, and replays still tell which batch sizes fit

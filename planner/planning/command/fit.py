@@ -55,7 +55,7 @@ class CommandFit(Struct, frozen=True):
 
 
 def fit_runs(runs: Mapping[int, EmulatedRun], near: int, device: Device) -> CommandFit | str:
-    """Fit two recorded runs to one program per rank, and return the fit or a reason.
+    """Return one program per rank fitted to two of the recorded runs, or the reason why none fits.
 
     The fit is most accurate at the batch size `near`. Of two histories that align, the history nearest to
     `near` gives the sizes that are not linear, such as workspaces. The other history is as far away as
@@ -106,7 +106,7 @@ def _common_steps(lower: EmulatedRun, higher: EmulatedRun) -> int | None:
 
 
 def _until(trace: Trace, steps: int | None) -> Trace:
-    """Return the trace up to the end of an optimizer step. If `steps` is None, it is the whole trace."""
+    """Return the trace up to the end of optimizer step `steps`, or the whole trace if `steps` is None."""
     if steps is None:
         return trace
     following = PhaseStart(steps + 1, Phase.FORWARD)

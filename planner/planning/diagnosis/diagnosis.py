@@ -41,7 +41,7 @@ class Held(Struct, frozen=True):
 class Help(Struct, frozen=True):
     """A setting of the allocator, and whether the same requests fit with it.
 
-    Their reserved peak is included.
+    The reserved peak of the requests is included.
     """
 
     setting: str

@@ -1,4 +1,4 @@
-"""Tell the cause and the place of a failed request by the functions of a traceback."""
+"""Find the cause and the place of a failed request from the functions in a traceback."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ _PRODUCES = {"predict", "prediction", "inference", "infer", "generate"}  # train
 _OF_LOOPS = {"run", "do", "on", "one", "step", "loop", "epoch", "batch", "model", "start", "end", "fn"}
 
 
-# Functions of torch that copy to a GPU, and what spares the copy.
+# Functions of torch that copy to a GPU, and advice on avoiding the copy.
 _COPIES = {
     "_cuda_deserialize": "torch.load put the file's tensors on the GPU that they were saved from: pass "
     'map_location="cpu", and load the state from there',
@@ -116,6 +116,6 @@ def place_of_frames(frames: Sequence[Frame]) -> Place:
 
 
 def advice_of_frames(frames: Iterable[Frame]) -> tuple[str, ...]:
-    """Return how to spare the copies of tensors that functions of torch in a traceback make."""
+    """Return advice on avoiding the copies of tensors that torch functions in a traceback make."""
     names = (frame.function for frame in frames if not frame.is_of_user)
     return tuple(dict.fromkeys(_COPIES[name] for name in names if name in _COPIES))

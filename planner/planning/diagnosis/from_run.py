@@ -89,7 +89,7 @@ def _growing(levels: Sequence[_Level]) -> Sequence[_Level]:
     """Return the last levels that rise, or () if memory does not grow.
 
     The first level, whose step has no memory of an earlier step, is left out. Memory grows if the rising
-    levels have at least half of all steps, and none of them more than a third of theirs.
+    levels have at least half of all steps, and no level more than a third of the rising levels' steps.
     """
     falls = (at for at in range(1, len(levels)) if levels[at].peak_bytes < levels[at - 1].peak_bytes)
     rising = levels[max(falls, default=1) :]

@@ -70,8 +70,8 @@ class _Reader:
     def end(self) -> Iterator[Message]:
         """Yield the message that is not yet ended, if there is one.
 
-        The message of a chained exception is not yielded if it repeats its cause's figures, as that of a
-        worker's exception that the parent raises again.
+        The message of a chained exception is not yielded if it repeats its cause's figures, as if a parent
+        process raises a worker's exception again.
         """
         message = Message(_joined(self._text), self._frames)
         is_again = self._is_chained and any(message.figures) and message.figures == self._last.figures

@@ -65,7 +65,7 @@ class Message(Struct, frozen=True):
 
     @property
     def without_figures(self) -> tuple[WithoutFigures, re.Match[str]] | None:
-        """Return the first of `WITHOUT_FIGURES` that matches, or None. The match is returned with it."""
+        """Return the first pattern of `WITHOUT_FIGURES` that matches, and the match, or None."""
         searched = ((one, one.pattern.search(self.text)) for one in WITHOUT_FIGURES)
         return next(((one, found) for one, found in searched if found is not None), None)
 
@@ -109,7 +109,7 @@ class Message(Struct, frozen=True):
 
     @property
     def is_of_cuda(self) -> bool:
-        """Return whether the allocator of CUDA or ROCm wrote the message, not of another backend."""
+        """Return whether the message is from CUDA or ROCm, not from another backend."""
         return _OF_OTHERS.search(self.text) is None
 
     @property
@@ -179,9 +179,9 @@ class Message(Struct, frozen=True):
 
     @property
     def unexplained_bytes(self) -> int:
-        """Return the bytes outside of this process that are more than a CUDA context, or 0 if unknown.
+        """Return the bytes in use outside of this process beyond a CUDA context, or 0 if unknown.
 
-        As much as the rounding of the figures may add is subtracted: half of the last digit of each.
+        The largest rounding error of the figures is subtracted: half of the last digit of each.
         """
         if not self.is_of_cuda:
             return 0

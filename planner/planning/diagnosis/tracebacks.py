@@ -69,7 +69,7 @@ def read_frames(lines: Iterable[str]) -> tuple[Frame, ...]:
 
 
 def _unfolded(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the lines, with the two lines over which rich folds a long path as one."""
+    """Yield the lines, joining the two lines over which rich folds a long path."""
     given = iter(lines)
     for line in given:
         boxed = _BOXED_PATH.match(line)

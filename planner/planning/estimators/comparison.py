@@ -54,7 +54,7 @@ class Measured(Struct, frozen=True):
     """
 
     printed_bytes: float  # peak allocated
-    reserved_bytes: float | None  # at the end
+    reserved_bytes: float | None  # at the end; the peak of a stored run
     residents: tuple[ResidentModel, ...]
     source: Source
     process_bytes: int | None = None  # the peak that NVML showed

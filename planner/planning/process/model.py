@@ -136,7 +136,7 @@ class InvalidStep(Struct, frozen=True):
     what: str
 
 
-# torch's dtypes; `job.DTYPES` has the same names.
+# torch's dtypes; `planner.jobs.parse.DTYPES` has the same names.
 ITEM_BYTES = {
     **dict.fromkeys(("bool", "int8", "uint8"), 1),
     **dict.fromkeys(("float16", "bfloat16", "int16"), 2),

@@ -148,8 +148,8 @@ def largest_near(
 ) -> Search:
     """Find the largest batch sizes with and without retries, starting from two guesses.
 
-    Each answer fits and its successor does not. `stride` is the first step from the guess of the largest that
-    fits. `outcome` should cache its results.
+    Each answer fits and its successor does not. If the guess of the largest batch size with retries and
+    its successor both fit, `stride` is the step that follows. `outcome` should cache its results.
     """
     probes = _Probes(outcome)
     comfortable = boundary_from_guess(probes.fits_without_retries, guesses[0], limit)

@@ -291,10 +291,10 @@ class TargetReplays:
         return self.run(batch, limits).outcome
 
     def undisturbed_peak(self, batch: int, limits: MemoryLimits) -> int | None:
-        """Return the cached reserved peak without retries, or None.
+        """Return the cached reserved peak of a batch size without retries, or None.
 
-        It is None if it is unknown or exceeds the limits. None also if the limits affect the allocator other
-        than by refusing requests.
+        The result is None if the peak is unknown or exceeds the limits, or if the limits affect the allocator
+        other than by refusing requests.
         """
         if not is_limit_independent(limits):
             return None

@@ -114,10 +114,10 @@ def _together(
     singles: list[VaryingAttempt],
     attempt: Callable[[tuple[Change, ...]], VaryingAttempt | None],
 ) -> VaryingAttempt | None:
-    """Combine changes until the requested batch fits.
+    """Combine changes until the requested batch fits, and return that attempt, or None if none fits.
 
-    Returns that attempt, or None. Changes that enlarge the largest batch or split the batch are added one by
-    one, in the order of `singles`, at most one from each group.
+    Changes that enlarge the largest batch or split the batch are added one by one, in the order of `singles`,
+    at most one from each group.
     """
     chosen: list[Change] = []
     for single in singles:
@@ -132,7 +132,7 @@ def _together(
 
 
 def _of_batches(job: Job) -> Iterator[Change]:
-    """Yield changes to how samples are grouped, padded and cut. There are none if several dimensions vary."""
+    """Yield changes to the grouping, padding and cutting of samples, or none if several dimensions vary."""
     sizes = load_distribution(job)
     if len(sizes.ranges) > 1:
         return

@@ -1,7 +1,7 @@
 """Find the largest batch, or the memory of one batch, for samples that vary in size.
 
-Everything is computed twice: with the user's configuration of the allocator, and with the same configuration
-but expandable segments switched on, or off if they were on.
+A `VaryingPlan` has two results: with the user's configuration of the allocator, and with expandable segments
+switched on, or off if they were on.
 """
 
 from math import lcm

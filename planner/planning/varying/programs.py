@@ -42,9 +42,9 @@ class SizedPrograms:
     _sources: dict[Size, ProgramSource] = field(default_factory=dict)
 
     def with_job(self, job: Job, sizes: SizeDistribution) -> "SizedPrograms | None":
-        """Return the programs for a job that reuses these captures, or None if its traces differ.
+        """Return programs of another job that reuse these captures, or None if the job's traces differ.
 
-        The job must have the same traces at each size, and may differ in how its samples are batched.
+        The job must have the same traces at each size, and may batch its samples differently.
         """
         size = self.sizes.largest
         is_same = len(sizes.ranges) == len(size) and at_size(job, size) == self.job_at(size)

@@ -163,7 +163,7 @@ def risk_sentence(likeness: Likeness) -> str:
 
 
 def _precision(job: Job) -> str:
-    """Return a sentence on the precision and the memory format of the computation."""
+    """Return a sentence on the precision, loss scaling and memory format of the computation."""
     kind = _TYPES.get(job.loop.precision, "")
     if job.loop.mode is Mode.STEP:
         sentence = "its own step decides the types of tensors and where it autocasts"

@@ -38,8 +38,8 @@ def budget_table(budget: Budget) -> Table:
 def device_to_json(budget: Budget) -> dict[str, Any]:
     """Return the JSON value of `device`: the GPU's figures and the allocator's limits.
 
-    A size is null if it is unlimited, `limit_mib` or `cap_mib` if no such bound is set, and `nccl` if NCCL's
-    memory is not counted, as on one GPU.
+    A size is null if it is unlimited, `limit_mib` if nothing limits the allocator, `cap_mib` if no cap is
+    given, and `nccl` if NCCL's memory is not counted, as on one GPU.
     """
     limits = budget.limits
     return {
@@ -83,7 +83,7 @@ def planned_job(job: Job) -> dict[str, Any]:
 
 
 def figures_to_json(device: Device) -> dict[str, Any]:
-    """Return the JSON keys with a GPU's memory sizes and their sources. An unlimited size is None."""
+    """Return JSON keys for a GPU's memory and compute capability, with sources. An unlimited size is None."""
     figures = {"total": device.total, "usable": device.usable, "context": device.context}
     sources = {name: figure.source for name, figure in figures.items()}
     return {

@@ -1,6 +1,6 @@
 """The report of `planner replay`, with the memory readings of a process.
 
-Readings are printed as in the notebook.
+Readings have the format of the replayed notebook.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ def _torch_line(reading: MemoryReading) -> str:
 
 
 def _tensorflow_line(reading: MemoryReading) -> str:
-    """Return a memory reading in the format of the notebook's `print_memory_tf`.
+    """Return a memory reading as a line of `print_memory_tf`, a function of the replayed notebook.
 
     The last column is left out.
     """

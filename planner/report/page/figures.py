@@ -206,7 +206,7 @@ def curve_figure(curve: BatchCurve) -> Figure:
 
 @dataclass(slots=True)
 class _Leaf:
-    """The blocks of a category that an operator requested in a module."""
+    """The totals over the blocks of one category that one operator requested in one module."""
 
     size_bytes: int = 0
     blocks: int = 0

@@ -19,7 +19,7 @@ OWN, LINES, TEXT = "#1f6fb4", "#c9ced4", "#333333"
 CURVE = "on a GPU with memory to spare"
 DOTS = "on a GPU at the right, with its own CUDA context"
 DOTS_WITH_RETRIES = "on a GPU at the right, with retries:\ncached memory is released, so less is reserved"
-_MOST_LABELS = 12  # the most GPUs that are all drawn; of more GPUs a selection is drawn
+_MOST_LABELS = 12  # the most GPUs that are all drawn; a selection is drawn if there are more
 _LABEL_POINTS = 10.5
 _NUMBERS_END = 1.11  # right end of the column of batch sizes, as a multiple of the axes' width
 _LEADER = {"arrowstyle": "-", "color": LINES, "linewidth": 0.9}
@@ -28,7 +28,7 @@ _LABEL_SHARE = 0.048  # share of the axes' height that one name needs
 
 
 def draw_gpus(table: FleetTable, path: Path) -> None:
-    """Save a picture of the job's memory curve and the GPUs that run it.
+    """Save a picture of the job's memory curve and of the GPUs that run the job.
 
     Only a selection is drawn if many GPUs run the job. Raises UsageError if no GPU runs the job,
     DataFileError if the file cannot be written.

@@ -89,7 +89,7 @@ def _pinned(table: FleetTable, batch: int, device: Device) -> int:
 
 
 class Naming(Struct, frozen=True):
-    """GPU names that a scheduler uses."""
+    """The GPU names in a scheduler's vocabulary, and the GPUs of a request."""
 
     needs: tuple[Need, ...]
     names: Mapping[str, tuple[str, ...]]  # the scheduler's names by the names of the database
@@ -133,7 +133,7 @@ def comment(lines: Iterable[str]) -> str:
 
 
 def unnamed(needs: Iterable[Need], scheduler: str) -> list[str]:
-    """Return a list with one line on GPUs that have no name of their own in a scheduler.
+    """Return a list with one line on GPUs without a unique name in a scheduler.
 
     The list is empty if `needs` is empty.
     """

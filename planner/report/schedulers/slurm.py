@@ -37,8 +37,8 @@ def slurm_text(request: Request) -> str:
 def _types(need: Need, naming: Naming) -> list[str]:
     """Return the Slurm types that identify a GPU.
 
-    They are the GPU's names that no other GPU shares, in lower case with underscores. The type of a MIG slice
-    is the GPU's name up to its first hyphen, and the size of the slice, rounded to GiB
+    They are the GPU's names that no GPU outside the request shares, in lower case with underscores. The type
+    of a MIG slice is the GPU's name up to its first hyphen, and the size of the slice, rounded to GiB
     (src/plugins/gpu/nvml).
     """
     part = mig_slice(need.device)
@@ -62,7 +62,7 @@ def _request(need: Need, name: str, word: str) -> list[str]:
 def _constraint(types: Mapping[Need, Sequence[str]]) -> list[str]:
     """Return a commented-out Slurm request for any of the whole GPUs, by node feature.
 
-    Returns [] unless all of them have the same GPU count.
+    Returns [] unless the job needs the same number of GPUs of each kind.
     """
     whole = [need for need in types if mig_slice(need.device) is None]
     if len({need.gpus for need in whole}) != 1:

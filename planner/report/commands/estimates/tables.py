@@ -98,9 +98,9 @@ def batch_table(estimate: Estimate) -> Table:
 
 
 def _outside(estimate: Estimate) -> str:
-    """Return a phrase that names what the process's memory consists of.
+    """Return a phrase that names the parts of the process's memory.
 
-    It is the reserved memory, the CUDA context and, on several GPUs, NCCL.
+    They are the reserved memory, the CUDA context and, on several GPUs, NCCL.
     """
     return (
         "reserved and CUDA context"

@@ -36,7 +36,7 @@ from planner.report import Report, Result, report_of
 _LARGEST_RECORD_BYTES = 2**26
 _LARGEST_LOG_BYTES = 2**36
 _SLOW_SNAPSHOT_BYTES = 2**27
-_LONGEST_LINE = 2**16  # characters; the rest of a longer line is read as a line of its own
+_LONGEST_LINE = 2**16  # characters; the rest of a longer line is read as a separate line
 _PICKLE, _GZIP = b"\x80", b"\x1f\x8b"
 STANDARD_INPUT = "-"
 
@@ -69,7 +69,7 @@ def diagnose(
     gzip; "-": standard input), a pickle of `torch.cuda.memory._dump_snapshot`, a trace of `torch.profiler`
     (.json or .json.gz), a recorded history (.json.gz), or the JSON of `planner run`. Logs may have any size.
     Nothing in a pickle is executed. With `model`, `batch` and options of `planner.advise` the result also has
-    the smallest changes with which that job fits. Raises DataFileError for a file that cannot be read or has
+    the smallest changes that make the job fit. Raises DataFileError for a file that cannot be read or has
     another format, and the errors of `planner.advise`.
     """
     begin = time.perf_counter()
@@ -166,7 +166,7 @@ def _of_log(file: BufferedReader, name: str) -> Diagnosis:
 def _lines(file: BufferedReader) -> Iterator[str]:
     """Yield the lines of a log.
 
-    It is decoded as UTF-16 if it begins with such a byte order mark, else as UTF-8.
+    The log is decoded as UTF-16 if it begins with a UTF-16 byte order mark, else as UTF-8.
     """
     encoding = "utf-16" if file.peek(2)[:2] in (BOM_UTF16_LE, BOM_UTF16_BE) else "utf-8-sig"
     text = TextIOWrapper(file, encoding, "replace", newline="\n")

@@ -113,7 +113,7 @@ def _estimate_without_trace(
 
 
 def options_of_method(method: Method, model: Model | None, options: Options) -> Options:
-    """Adapt the options of `estimate` to a method other than the trace.
+    """Return the options of a caller, adapted to a method other than the trace.
 
     Calibration is turned off. A model of the user needs no target if the method takes no account of the loss.
     Raises UsageError for an option that the method does not support.

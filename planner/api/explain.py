@@ -233,8 +233,8 @@ def batch_curve(
     endless = budget.device.total.value >= UNLIMITED_BYTES
     if not endless and budget.device not in shown:
         shown.insert(0, budget.device)
-    # If the guards of a stored program fail, each batch size must be captured: for so many batch sizes, a
-    # program with its rules is faster.
+    # If the guards of a stored program fail, each batch size must be captured: for the many batch sizes
+    # of a curve, a program with its rules is faster.
     rest: Options = {**options, "gpu": None, "gpu_mib": None, "save_trace": None, "cache": None}
     table = gpus(model, devices=shown, sort="memory", **rest).table
     (options.get("on_progress") or ignore_progress)(f"replaying {len(table.fits)} GPUs")

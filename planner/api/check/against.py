@@ -1,7 +1,7 @@
 """Plan the jobs of a check with the code of another git revision, in a separate process.
 
 That process never imports the user's current code. It runs this module by `python -m
-planner.api.check.against`: each request is a job, each answer the memory of its processes or of its modules.
+planner.api.check.against`: each request has a job, each answer the job's memory by GPU or by module.
 """
 
 import os

@@ -143,7 +143,7 @@ def check(
 
 
 def load(config: str | Path | None, fail_on: str | None, options: Options) -> tuple[CheckConfig, FailOn]:
-    """Load the configuration, and the mildest verdict that counts as a failure.
+    """Return the configuration of a check, and the mildest verdict that counts as a failure.
 
     Raises UsageError or DataFileError.
     """

@@ -91,7 +91,7 @@ def quotes_of(prices: PriceList | None, rates: Mapping[str, float]) -> dict[str,
 
 
 def sort_by_price(quotes: Mapping[str, Quote], name: str, by_cost: bool) -> float:
-    """Return the key by which GPUs are sorted by price.
+    """Return the sort key of the GPU `name` for an order by price.
 
     It is the price or, with `by_cost`, the cost per million samples; infinity if unknown.
     """

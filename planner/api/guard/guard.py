@@ -52,11 +52,11 @@ class GuardOptions(TypedDict, total=False):
 
 
 class Guard:
-    """A guard that plans and measures a training loop.
+    """A guard that measures a training loop, and has the plan of the loop.
 
-    `plan` is set from the start, and `result` at the end. Use it in a `with` statement, or call `start()` and
-    `finish()` around the loop. `plan` is None if no plan could be made, and `result` is None if nothing was
-    measured; a warning has told the reason.
+    `plan` is set from the start, and `result` at the end. Use the guard in a `with` statement, or call
+    `start()` and `finish()` around the loop. `plan` is None if no plan could be made, and `result` is None if
+    nothing was measured; a warning has given the reason.
     """
 
     def __init__(

@@ -26,10 +26,10 @@ def check_multiple(multiple: object) -> None:
 def split(samples: int, most: int, multiple: int = 1, fewest: int = 1) -> BatchSplit:
     """Split the samples of an optimizer step into micro-batches.
 
-    There are at least `fewest` micro-batches, and each has at most `most` samples. Among splits with up to
-    twice as many micro-batches as needed, the split with the most samples is chosen, but never more than
-    `samples`, and among equals the split with the fewest micro-batches. So the product is exact if `samples`
-    has a divisor between half of `most` and `most`.
+    There are at least `fewest` micro-batches, and each has at most `most` samples, if possible a multiple of
+    `multiple`. Among splits with up to twice as many micro-batches as needed, the split with the most samples
+    is chosen, but never more than `samples`, and among equals the split with the fewest micro-batches. So the
+    product is exact if `multiple` is 1 and `samples` has a divisor between half of `most` and `most`.
     """
     unit = multiple if min(samples // fewest, most) >= multiple else 1
     needed = max(fewest, -(-samples // most))

@@ -3,7 +3,7 @@
 No trial run is needed. Needs `pip install 'gpu-batch-planner[lightning]'`. In a script:
 
     trainer = Trainer(callbacks=[BatchSizePlanner()])
-    trainer.fit(model, datamodule=data)  # data.batch_size is what fits
+    trainer.fit(model, datamodule=data)  # sets data.batch_size
 """
 
 from contextlib import suppress

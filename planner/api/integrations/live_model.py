@@ -133,7 +133,7 @@ def choose_batch(loop: LiveLoop, options: Options, multiple: int) -> BatchChoice
 
     The batch is rounded down to a multiple of `multiple`. A batch below `multiple` is not rounded. An
     evaluation may take retries, one each time it starts: they cost little. If every batch that fits takes
-    retries, the largest of them is chosen, with a warning. Raises UsageError if no batch fits.
+    retries, the largest batch that fits is chosen, with a warning. Raises UsageError if no batch fits.
     """
     result = plan_live_model(loop, options)
     if not loop.fields.get("evaluate"):
@@ -149,9 +149,9 @@ def choice_with_evaluation(
     """Return the largest batch that trains without retries, with retries allowed in the evaluation.
 
     An evaluation's retries cost little. `result` is the plan with evaluation; `plan_training` makes the plan
-    without evaluation. Otherwise the batch is chosen as by `choice_of`. If the evaluation does not fit at any
-    batch, the batch size is chosen without it, with a warning that tells how to make the evaluation
-    `smaller`.
+    without evaluation. Rounding, and the choice if every batch takes retries in training, are as in
+    `choice_of`. If the evaluation does not fit at any batch, the batch size is chosen without it, with a
+    warning that tells how to make the evaluation `smaller`.
     """
     if 0 < result.max_batch == result.comfortable_batch:
         return choice_of(result, multiple)

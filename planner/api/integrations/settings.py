@@ -1,4 +1,4 @@
-"""The types for tables of a framework's settings, and the reader of such tables.
+"""Types for tables of a framework's settings, and functions that read the tables.
 
 Each setting is planned, without effect on GPU memory, stated in the answer, or refused. A table names every
 setting of the installed library, which a test checks, so that no new setting is silently ignored.
@@ -37,7 +37,7 @@ class Setting(Struct, frozen=True):
     name: str
     effect: Effect
     text: str = ""  # the note of a stated setting; the reason and the remedy of a refused setting
-    when: Callable[[Any], object] | None = None  # whether it is in use; None: it is if its value is true
+    when: Callable[[Any], object] | None = None  # whether it is in use; None: if its value is true
 
 
 def planned(names: str) -> tuple[Setting, ...]:

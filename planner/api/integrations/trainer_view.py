@@ -34,7 +34,8 @@ class Silent:
 class View:
     """A read-only view of an object's plain attributes.
 
-    Raises UsageError for an attribute with another value. An infinite number reads as `_MANY_BATCHES`.
+    Raises UsageError for an attribute whose value is not plain data. An infinite number reads as
+    `_MANY_BATCHES`.
     """
 
     def __init__(self, viewed: Any, name: str) -> None:

@@ -22,7 +22,7 @@ from planner.program import Outcome, ProgramSet, Trace
 
 
 class Ranks:
-    """The ranks of a request with their programs.
+    """The ranks of a request, planned by the rank that takes the most memory.
 
     Programs are opened when first needed. If the request names a rank, or its traces are from a file, only
     the request's own rank is planned.
@@ -58,7 +58,7 @@ class Ranks:
         return self._worst_over_ranks(self._estimate(self.first, batch))
 
     def find_max_batch(self, multiple_of: int) -> Plan:
-        """Return the plan of the largest batch that fits on all ranks. Raises the errors of a capture."""
+        """Find the largest batch that fits on all planned ranks. Raises the errors of a capture."""
         planned: set[int] = set()
         rank = self.first
         while True:
@@ -72,10 +72,10 @@ class Ranks:
             rank = worse
 
     def _with_ranks(self, plan: Plan) -> tuple[Plan, int | None]:
-        """Add the figures of all ranks to a plan, unless its answer fails on another rank.
+        """Add the figures of all planned ranks to a plan, unless its outcome is worse on another rank.
 
-        Returns the completed plan and None, or the unchanged plan and the number of a rank on which its
-        answer fails.
+        Returns the completed plan and None, or the unchanged plan and the number of the rank on which the
+        outcome is worst.
         """
         sides = {name: getattr(plan, name) for name in ("at_max", "at_comfortable")}
         fuller: dict[int, Estimate] = {}
@@ -91,7 +91,7 @@ class Ranks:
         return replace(plan, **changed), None
 
     def _worst_over_ranks(self, own: Estimate) -> Estimate:
-        """Return the worst estimate over all ranks at the batch size of `own`.
+        """Return the worst estimate over all planned ranks at the batch size of `own`.
 
         `own` is the estimate of one rank, and is returned if only one rank is planned. Notes name ranks that
         cannot be planned.

@@ -23,8 +23,8 @@ from planner.report import Report, Result, report_of
 class VaryingResult(Result):
     """The plan of a job whose samples have varying sizes.
 
-    `str` gives the text report. It has the largest batch if `max_batch` made it, and the memory of one batch
-    size if `estimate` made it.
+    `str` gives the text report. The plan has the largest batch if `max_batch` made it, and the memory of one
+    batch size if `estimate` made it.
     """
 
     plan: VaryingPlan

@@ -46,8 +46,8 @@ def estimate_document(estimate: Estimate, import_seconds: float) -> Document:
 def estimate_to_json(estimate: Estimate, import_seconds: float) -> dict[str, Any]:
     """Return the JSON object of `planner estimate`.
 
-    If the batch does not fit at the confidence, `failure` describes the failing request. If the batch is not
-    expected to fit, the peaks are for a GPU with unlimited memory. MiB are rounded to 0.001, and the
+    `failure` describes the request that fails at the confidence, or is null if no request fails. If the batch
+    is not expected to fit, the peaks are for a GPU with unlimited memory. MiB are rounded to 0.001, and the
     breakdown adds up to `process_mib`.
     """
     run, failed = estimate.run, estimate.failed

@@ -130,7 +130,7 @@ def _lower_confidences(confidence: float) -> tuple[float, ...]:
 def limits_at(budget: Budget, confidence: float) -> MemoryLimits | None:
     """Return the memory limits of a replay at a confidence from 0 to 1.
 
-    Returns None if every limit is enough. None is possible only at a confidence below 0.5.
+    Returns None if no limit bounds the replay, which is possible only at a confidence below 0.5.
     """
     z = NormalDist().inv_cdf(confidence)
     device, cap_bytes, verdicts = budget.device, budget.cap_bytes, margins_of(budget.likeness).verdicts

@@ -28,7 +28,7 @@ from planner.hardware.residuals import (
 from planner.jobs import INSTALLED, STORED, Job, Lengths, MemoryFormat, Mode, Precision, TensorSpec
 from planner.program import NEWEST_TORCH, Alloc, Category, ConvWorkspaceSource, Fact, Trace, torch_version_of
 
-FEW_CONVOLUTIONS = 4  # so many or fewer only cut an image into patches: workspaces of cuDNN matter little
+FEW_CONVOLUTIONS = 4  # this number or fewer only cut an image into patches: cuDNN's workspaces matter little
 # The least share of convolutions in the memory that layers allocate, of the networks behind
 # `Doubt.UNCOUNTED`. Among them the differences do not depend on it; if it is smaller, they are taken to be in
 # proportion to it.
@@ -122,7 +122,7 @@ def _part_of(departure: Departure, doubt: DoubtSpread) -> MarginPart:
 
 
 def likeness_of(job: Job, trace: Trace, capability: tuple[int, int]) -> Likeness:
-    """Return the published runs that a job resembles. Options, operators and parameters are compared."""
+    """Return the `Likeness` of a job to published runs, by its options, operators and parameters."""
     sites = Counter(site.op for site in trace.sites)
     lengths, padded = lengths_of(job, trace)
     kind = kind_of(job, trace)

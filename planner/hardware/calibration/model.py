@@ -181,9 +181,9 @@ class Calibration(Struct, frozen=True):
 
 
 def fitted_peak_bytes(observation: Observation, with_context: bool) -> int | None:
-    """Return the measured bytes to which a line is fitted, or None if they are unknown.
+    """Return the measured peak in bytes to which a line is fitted, or None if the peak is unknown.
 
-    They are the process's peak if `with_context`, else its rise.
+    It is the process's peak if `with_context`, else the process's rise.
     """
     return observation.process_peak_bytes if with_context else observation.rise_bytes
 

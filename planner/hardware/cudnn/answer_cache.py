@@ -190,9 +190,9 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open a database in an exclusive transaction inside the context.
+    """Open a database, and hold an exclusive transaction until the context ends.
 
-    The transaction is rolled back if the context raises.
+    The transaction is committed at the end, and is rolled back if the context raises.
     """
     with closing(sqlite3.connect(path, timeout=_WAIT_SECONDS, isolation_level=None)) as connection:
         connection.execute("PRAGMA synchronous = NORMAL")

@@ -86,7 +86,7 @@ class Curves(Sequence[Curve | None]):
     """The workspace curves of a `Kind`'s convolutions on a group of GPUs.
 
     They are in the order of the keys. An item is None if the convolution has no answer. Each curve is created
-    on access, since a plan needs some tens of ten thousand.
+    on access, since a plan needs a few dozen of ten thousand curves.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ from planner.program import SM_LIMITS, Convolution, Engine, Workspaces
 if TYPE_CHECKING:
     from planner.hardware.cudnn.answer_cache import AnswerCache, LibraryAnswers
 
-# For this capability and newer ones, the answers of 9.20 do not depend on the number of multiprocessors: all
+# For this and newer capabilities, the answers of 9.20 do not depend on the number of multiprocessors: all
 # of 3,000 answers that were compared, at 28 to 188 multiprocessors, are equal. Of 500 on 7.5, 82 are not.
 SAME_FOR_ALL_COUNTS = (8, 0)
 QUERIES_OF_PROCESS = 2000  # cuDNN 9.28 keeps 0.4 MB of each query until its process ends
@@ -55,7 +55,7 @@ class Cudnn:
     _asked: Counter[bool] = field(default_factory=Counter)  # number of queries to each process in `_workers`
 
     def workspaces(self, capability: tuple[int, int], multiprocessors: int, query: Convolution) -> Workspaces:
-        """Return the workspace of a convolution without `benchmark`.
+        """Return a convolution's workspace if `cudnn.benchmark` is off.
 
         It is the workspace of the first engine of cuDNN's heuristics that PyTorch can run, or 0 if there is
         no engine.
@@ -66,7 +66,7 @@ class Cudnn:
     def benchmarked(
         self, capability: tuple[int, int], multiprocessors: int, query: Convolution
     ) -> Workspaces:
-        """Return the workspaces of a convolution with `benchmark`: the selected engine's and the largest.
+        """Return a convolution's workspaces if `cudnn.benchmark` is on: the first engine's and the largest.
 
         The largest workspace of all engines is allocated while they are timed (generate_and_filter_plans).
         The engine that the timing selects is unknown in advance, and is assumed to be the first engine of the
@@ -137,7 +137,7 @@ CublasLt = Callable[[Path], Path | str]  # returns cuBLASLt for cuDNN's folder, 
 
 
 def open_cudnn(where: str, cublaslt_for: CublasLt, gpu: str, cache_folder: Path | None = None) -> Cudnn:
-    """Open the cuDNN in a folder.
+    """Return a client that queries the cuDNN in a folder.
 
     For `INSTALLED`, it is the cuDNN of the first package on Python's path. `cublaslt_for` returns the library
     that the process loads as cuBLASLt. The real cuBLASLt answers only on a machine with a GPU; without a

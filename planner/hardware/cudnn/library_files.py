@@ -35,8 +35,9 @@ def digest_library(folder: Path, cublaslt: Path, gpu: str) -> bytes:
     """Return a digest of everything that decides cuDNN's answers apart from the query.
 
     It covers the paths, sizes and times of the library's files, of the files that it loads, and of the
-    stand-ins of cuBLASLt and the driver; the environment; `gpu`; and the planner's own code. The contents of
-    the library are not read, since they take half a gigabyte.
+    stand-ins of cuBLASLt and the driver; the environment variables that cuDNN or the linker reads; `gpu`; and
+    the planner's code that queries cuDNN. The contents of the library are not read, since they take half a
+    gigabyte.
     """
     files = [(str(path), status.st_size, status.st_mtime_ns) for path, status in _files(folder, cublaslt)]
     variables = sorted(one for one in os.environ.items() if one[0].startswith(_VARIABLES))

@@ -42,7 +42,7 @@ def image_wise_terms(convolution: Convolution) -> int | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PublishedWorkspaces:
-    """A source of workspaces by one formula, which is inferred from published runs.
+    """A source of convolution workspaces by one formula, which is inferred from published runs.
 
     Workspaces that the formula does not cover are 0 bytes. The runs had torch 2.6 with cuDNN 9.1.
     """

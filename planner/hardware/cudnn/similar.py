@@ -1,7 +1,7 @@
 """Find the stored convolutions that are most similar to an unknown convolution.
 
 Workspaces are mostly copies of the operands, and the workspaces of similar convolutions are equally many
-copies. Some convolutions get an engine of their own, whose workspace is dozens of copies. So the median of
+copies. Some convolutions get a special engine, whose workspace is dozens of copies. So the median of
 the workspaces of the nearest three convolutions is taken: two of the three have to agree on a large size.
 """
 

@@ -103,7 +103,7 @@ def _buffers(communicator: Communicator, pick: Callable[[Range], float]) -> floa
     has_nvlink = capability in _NVLINK_CHANNELS or capability >= (10, 0) and capability[0] < 12
     channels = pick(_NVLINK_CHANNELS.get(capability, _NEWER_CHANNELS) if has_nvlink else _OTHER_CHANNELS)
     other_neighbour = ranks > 2
-    if nccl >= CONNECTED_ON_USE:  # large collectives run on rings; small ones may open the tree
+    if nccl >= CONNECTED_ON_USE:  # large collectives run on rings; small collectives may open the tree
         tree = pick(Range(0, 0, 1)) * other_neighbour
     else:  # a chain's ends have one neighbour; with two ranks, the connection back is the ring's
         tree = pick(Range(0.5, 1, 1)) * other_neighbour

@@ -18,8 +18,8 @@ from planner.program import torch_version_of
 def with_nccl_of(budget: Budget, job: Job) -> Budget:
     """Return the budget with NCCL's memory subtracted.
 
-    The budget is unchanged if the job runs on one GPU. The spread of NCCL's memory is half the distance from
-    the likely figure to the farther end of the range.
+    The budget is unchanged if the job uses no communicator. The spread of NCCL's memory is half the distance
+    from the likely figure to the farther end of the range.
     """
     count = communicators_of(job)
     if not count:

@@ -278,8 +278,9 @@ class CachingAllocator:
     def _reserve(self, pool: BlockPool, size_bytes: int) -> Block | None:
         """Return a block of new memory, or None if the request fails.
 
-        Cached memory is released before the request fails. The method mirrors the second half of `malloc`,
-        and counts retries and out-of-memory failures.
+        Cached memory is released before the request fails, but not for a graph pool, and not at the memory
+        limit with `throw_on_cudamalloc_oom`. The method mirrors the second half of `malloc`, and counts
+        retries and out-of-memory failures.
         """
         if self._collects_garbage:
             self._collect_garbage()

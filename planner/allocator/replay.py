@@ -148,9 +148,9 @@ class ReplayedProcess:
         self._phases: list[PhasePeak] = []
 
     def play(self, trace: Trace, on_event: OnEvent | None = None) -> bool:
-        """Replay a trace, and return whether every request was served.
+        """Replay a trace, and return whether no request has failed.
 
-        The replay ends at the first request that fails.
+        Failures in earlier traces count. The replay ends at the first request that fails.
         """
         allocator, blocks, convolutions = self.allocator, self._blocks, trace.convolution_by_block()
         malloc, free, optional = allocator.malloc, allocator.free, self._optional
@@ -294,7 +294,7 @@ class OptionalRequests:
         """Allocate a workspace, or return None if no size can be served.
 
         The size that served the same key and size before is tried first, then `size_bytes`, then the sizes of
-        the next engines.
+        the next engines, or 0 bytes if these sizes are unknown.
         """
         place = (key if convolution is None else convolution), size_bytes
         taken = self._taken.get(place, size_bytes)

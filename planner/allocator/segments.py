@@ -94,7 +94,7 @@ class Segments:
         return limit_bytes is not None and self.reserved_bytes + segment_bytes > limit_bytes
 
     def request_segment(self, pool: BlockPool, size_bytes: int, segment_bytes: int) -> Block | None:
-        """Request memory from CUDA, or return None if CUDA refuses it.
+        """Request memory from CUDA, or return None if CUDA or the memory limit refuses it.
 
         The memory is returned as an uncached block. The method mirrors `alloc_block`. The limit is compared
         with the segment's size even if an expandable segment grows by more or less.

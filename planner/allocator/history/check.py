@@ -102,7 +102,7 @@ class _Cuda:
 
 
 def check_history(history: History) -> HistoryCheck:
-    """Replay a history through the simulator, and return the first difference.
+    """Replay a history through the simulator, and return the first difference and counts of events.
 
     The simulator has the recorded memory limit. CUDA's refusals are taken from the record too, since contexts
     and other processes take an unknown part of the GPU's memory. Raises UsageError for allocator options that

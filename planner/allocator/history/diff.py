@@ -39,7 +39,7 @@ class UnmatchedBlock(Struct, frozen=True):
     """A block that only the trace or only the recording has.
 
     A recorded block has the module and operator of the preceding matched traced block, or of the following
-    one if a block was freed in between, since an operator had ended.
+    matched block if a block was freed in between, since an operator had ended.
     """
 
     kind: Kind
@@ -148,9 +148,9 @@ def compare_with_recording(trace: Trace, recording: Recording) -> Difference:
 
 
 def _peak(side: Trace | Recording, config: AllocatorConfig) -> tuple[Replay, int]:
-    """Replay a trace or recording without limits, and return the replay with the allocations before its peak.
+    """Replay a trace or recording without limits, and return the replay and the index of its peak allocation.
 
-    The second value is the number of allocations before the allocation that reaches the allocated peak.
+    The index is the number of allocations before the allocation that reaches the allocated peak.
     """
     limits = MemoryLimits(config=replace(config, per_process_memory_fraction=1.0))
     run = replay_trace(Trace(side.events, side.sites, batch=1), limits)

@@ -20,8 +20,8 @@ PARTIAL = ".partial"  # suffix of the temporary file's name while a file is writ
 def save(path: Path, content: bytes, what: str) -> None:
     """Write a file atomically, without creating missing parent folders.
 
-    An option names the file. Raises DataFileError if the file cannot be written; `what` names the content in
-    the error message.
+    It is for files that an option names. Raises DataFileError if the file cannot be written; `what` names the
+    content in the error message.
     """
 
     def write(partial: Path) -> None:

@@ -1,4 +1,4 @@
-"""Return the user's folders for data and caches, by the XDG base directory specification.
+"""Return the planner's folders for the user's data and caches, by the XDG base directory specification.
 
 https://specifications.freedesktop.org/basedir-spec; on Windows both are in %LOCALAPPDATA%.
 """

@@ -50,10 +50,7 @@ class ImportedCode:
                 self.classes |= {name: made for name, made in renamed.items() if name}
 
     def base(self, expression: ast.expr) -> ast.ClassDef | None:
-        """Return the class that a base expression names, or None if the files do not define it.
-
-        The files are the imported files.
-        """
+        """Return the class that a base expression names, or None if no imported file defines it."""
         root = expression
         while isinstance(root, ast.Attribute):
             root = root.value

@@ -223,7 +223,7 @@ class Loop(Struct, frozen=True):
     clip_gradients: ClipGradients = ClipGradients.NONE
     ema: bool = False  # a moving average of parameters and buffers is kept on the device
     evaluate: bool = False  # a pass in eval mode without gradients between the steps
-    eval_batch: int = 0  # batch size of the evaluation; 0 for that of the training steps
+    eval_batch: int = 0  # batch size of the evaluation; 0 for the batch size of training
     eval_input: tuple[str, ...] = ()  # evaluation's inputs, as texts of `TensorSpec`; empty if as in training
     new_tokens: int = 0  # tokens that mode `GENERATE` adds to the prompt, which is `inputs`
 

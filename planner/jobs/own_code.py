@@ -47,7 +47,7 @@ def kind_of_code(name: str, given: Collection[str] = ()) -> CodeKind:
     """Return the kind of FILE.py:NAME.
 
     `given` are the names of the arguments in the call of FILE.py:NAME. Raises UsageError for a function that
-    needs no arguments and returns nothing.
+    needs no arguments and returns nothing, and for a method of an object that trains.
     """
     path = Path(name.rpartition(":")[0])
     tree = parse_file(path)

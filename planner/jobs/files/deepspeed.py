@@ -44,7 +44,7 @@ _BY_HIDDEN_SIZE: dict[str, Callable[[int], int]] = {
 
 
 def read_deepspeed(text: str, where: str = "--deepspeed") -> str:
-    """Return a checked configuration as JSON with sorted keys.
+    """Check a configuration of DeepSpeed, and return it as JSON with sorted keys.
 
     `text` is JSON or a path. Returns "" for "". `where` names the origin of the configuration in errors.
     Raises UsageError for a file that cannot be read, for text that is no configuration, and for settings that

@@ -184,7 +184,7 @@ def _read_argument(entry: Entry, values: Iterator[int]) -> object:
 
 
 def read_source(entry: Entry, model: str, sources: Collection[str]) -> str:
-    """Return the source of a model in a file, or "" for a catalogue name. Raises DataFileError."""
+    """Return the source of a model that a file names, or "" for a catalogue name. Raises DataFileError."""
     source, name = parse_entry(entry, split_model, model)
     _check_code(entry, model, source == FILE, sources)
     is_path = source == "nnunet" or (source in _OF_PATHS and ("/" in name or Path(name).is_dir()))

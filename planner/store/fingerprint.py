@@ -31,7 +31,7 @@ from planner.jobs import (
 Fingerprint = dict[str, Any]  # JSON
 
 PACKAGE = Path(__file__).parents[1]
-_PACKAGES = ("capture", "jobs", "program")  # packages whose code decides what a trace is
+_PACKAGES = ("capture", "jobs", "program")  # packages whose code decides traces
 _OWN = ("store/codec.py", "store/layout.py")  # modules that encode and decode traces
 LIBRARIES = {
     "hf": ("transformers",),

@@ -148,7 +148,7 @@ class ProgramSource:
                 yield self._programs
             self._add(store.get(self.job, target, batch))
             yield self._programs
-        if batch in FIT_BATCHES:  # the program will be needed, and is built from runs at these
+        if batch in FIT_BATCHES:  # the program will be needed, and is built from runs at these sizes
             self._build(target)
             yield self._programs
         program = self._open().run(batch, target)

@@ -190,9 +190,9 @@ def guess_limit(observations: Iterable[Observation], cap_bytes: int) -> int | No
     """Return a guess of the largest batch that fits under the cap.
 
     It is the batch size at which a line through the runs' allocated peaks reaches the cap. The line goes
-    through the smallest and the largest batch that did not run out of memory. Returns None if there is only
-    one such batch, or if the peak does not grow between the two. The result is only a guess: the allocator
-    rounds, and a run near the cap may fit by releasing cached memory.
+    through the smallest and the largest batch that did not run out of memory. Returns None if there are fewer
+    than two such batch sizes, or if the peak does not grow between the two. The result is only a guess: the
+    allocator rounds, and a run near the cap may fit by releasing cached memory.
     """
     peaks = {
         observation.batch: observation.peak_allocated_bytes

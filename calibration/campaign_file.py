@@ -1,10 +1,10 @@
 """Read campaign files, which list jobs and batch sizes to measure.
 
-The most useful come first. A file has `about` and `groups`. A group's keys: `about`, `models` and `batches`,
-all required; `caps_mib` (allocator caps under which the true largest batch is searched, starting from
-`batches`), `history` (the batches whose allocator history is saved), `alloc_conf`, and the options of a job
-as the command line names them. All batches of a model come before the next model, so that a calibration of
-each is complete early.
+The most useful jobs come first. A file has `about` and `groups`. A group's keys: `about`, `models` and
+`batches`, all required; `caps_mib` (allocator caps under which the true largest batch is searched, starting
+from `batches`), `history` (the batches whose allocator history is saved), `alloc_conf`, and the options of a
+job as the command line names them. All batches of a model come before the next model, so that the calibration
+of each model is complete early.
 """
 
 from collections.abc import Collection, Mapping

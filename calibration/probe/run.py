@@ -97,7 +97,7 @@ def host_batch(job: Job, batch: int, known: Mapping[str, Any] = MappingProxyType
     It has positional inputs, keyword inputs and a target. Whole numbers are 0, which is a valid token, class
     and position everywhere, except in masks, which are 1 so that they mask nothing. If batches are padded,
     the first sample of an attention mask is one token shorter, since a mask that masks nothing is dropped by
-    models. Floating-point targets are between 0 and 1, as probabilities are. Inputs whose keyword is in
+    models. A single floating-point target is between 0 and 1, as a probability is. Inputs whose keyword is in
     `known` have the value in `known`.
     """
 

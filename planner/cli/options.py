@@ -168,7 +168,7 @@ def with_options(*groups: Group) -> Callable[[Callable[..., Answer | int]], Call
     return decorate
 
 
-_GIVEN = ("options", "on_progress", "output")  # parameters of a command that are no options of its own
+_GIVEN = ("options", "on_progress", "output")  # parameters of a command that are not options
 
 
 def _run(command: Callable[..., Any], output: Output, /, **arguments: Any) -> int:

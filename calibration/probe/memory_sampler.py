@@ -80,12 +80,13 @@ def save_recorded_history(path: Path, history: History) -> list[str]:
     entries = torch.cuda.memory._snapshot()["device_traces"][0]
     if len(entries) >= MOST_EVENTS:  # torch keeps only the last events
         return [f"allocator history of more than {MOST_EVENTS} events not saved"]
-    streams = {0: 0}
-    for entry in entries:
-        streams.setdefault(entry["stream"], len(streams))
+    handles = sorted({0, *(entry["stream"] for entry in entries)})  # torch releases streams in this order
     events = tuple(
         HistoryEvent(
-            entry["action"], entry.get("addr", 0), entry.get("size", 0), stream=streams[entry["stream"]]
+            entry["action"],
+            entry.get("device_free" if entry["action"] == "oom" else "addr", 0),
+            entry.get("size", 0),
+            stream=handles.index(entry["stream"]),
         )
         for entry in entries
         if entry["action"] in ACTIONS

@@ -53,6 +53,9 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     entries = [
         {"action": "segment_alloc", "addr": 2**32, "size": 2 * MIB, "stream": 0},
         {"action": "alloc", "addr": 2**32, "size": 4096, "stream": 0},
+        {"action": "segment_alloc", "addr": 2**34, "size": 2 * MIB, "stream": 900},
+        {"action": "segment_alloc", "addr": 2**33, "size": 2 * MIB, "stream": 800},
+        {"action": "oom", "size": 4 * MIB, "stream": 800, "device_free": 3 * MIB},
         {"action": "snapshot", "stream": 0},
     ]
     stats = {
@@ -127,7 +130,10 @@ def test_all_figures_of_a_run_arrive(
     assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == os.environ["PYTORCH_ALLOC_CONF"] == conf
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
     history = load_history(path)
-    assert [event.action for event in history.events] == ["segment_alloc", "alloc", "snapshot"]
+    assert [(event.action, event.address, event.stream) for event in history.events] == [
+        *(("segment_alloc", 2**32, 0), ("alloc", 2**32, 0), ("segment_alloc", 2**34, 2)),
+        *(("segment_alloc", 2**33, 1), ("oom", 3 * MIB, 1), ("snapshot", 0, 0)),
+    ]
     assert (history.alloc_conf, history.limit_bytes) == (conf, int(6_000 / 12_037 * (12_037 * MIB)))
     assert [mark.phase for mark in history.marks] == [Phase.FORWARD, Phase.OPTIMIZER, Phase.END]
 

@@ -55,18 +55,25 @@ def _lower(name: str) -> str:
 
 
 def _request(need: Need, name: str, word: str) -> list[str]:
-    nodes = [f"{word} --nodes={need.nodes} --ntasks-per-node={need.per_node}"] if need.gpus > 1 else []
-    return [*nodes, f"{word} --gres=gpu:{name}:{need.per_node}"]
+    return [*_nodes(need, word), f"{word} --gres=gpu:{name}:{need.per_node}"]
+
+
+def _nodes(need: Need, word: str) -> list[str]:
+    return [f"{word} --nodes={need.nodes} --ntasks-per-node={need.per_node}"] if need.gpus > 1 else []
 
 
 def _constraint(types: Mapping[Need, Sequence[str]]) -> list[str]:
     """Return a commented-out Slurm request for any of the whole GPUs, by node feature.
 
-    Returns [] unless the job needs the same number of GPUs of each kind.
+    Returns [] unless the job needs the same number of nodes, and of GPUs per node, of each kind.
     """
     whole = [need for need in types if mig_slice(need.device) is None]
-    if len({need.gpus for need in whole}) != 1:
+    if len({(need.nodes, need.per_node) for need in whole}) != 1:
         return []
     words = "|".join(name for need in whole for name in types[need])
-    line = f'##SBATCH --gres=gpu:{whole[0].per_node} --constraint="{words}"'
-    return [f"# Any of them, where nodes have these types as features (NodeName=... Feature=...)\n{line}\n"]
+    lines = [
+        "# Any of them, where nodes have these types as features (NodeName=... Feature=...)",
+        *_nodes(whole[0], "##SBATCH"),
+        f'##SBATCH --gres=gpu:{whole[0].per_node} --constraint="{words}"',
+    ]
+    return ["\n".join([*lines, ""])]

@@ -105,6 +105,7 @@ def test_several_gpus_become_nodes() -> None:
     assert gpus > 2, "several nodes"
     slurm = result.to_scheduler("slurm")
     assert f"#SBATCH --nodes={gpus // 2} --ntasks-per-node=2\n#SBATCH --gres=gpu:" in slurm
+    assert len(re.findall(r"SBATCH --nodes=.*\n#+SBATCH --gres", slurm)) == slurm.count("SBATCH --gres")
     (job,) = yaml.safe_load_all(result.to_scheduler("k8s"))
     assert job["spec"]["parallelism"] == job["spec"]["completions"] == gpus // 2
 

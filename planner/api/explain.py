@@ -12,14 +12,14 @@ from typing import Unpack
 from msgspec.structs import replace
 
 from planner.allocator.history import Difference, Recording, compare_with_recording
-from planner.api.fleet.gpus import gpus
+from planner.api.fleet.gpus import gpus, kind_of
 from planner.api.request.budget import budget_for, find_budget
 from planner.api.request.options import Options
 from planner.api.request.request import Model, Request
 from planner.api.request.varying import is_varying, open_any_request, open_sized_programs
 from planner.errors import ModelError, UsageError
 from planner.hardware import UNLIMITED_BYTES, Budget, Device, judge_budget, load_devices
-from planner.jobs import Job, Mode, at_size, check_count, reset_options
+from planner.jobs import Compile, Job, Mode, at_size, check_count, reset_options
 from planner.planning import (
     BatchCurve,
     CaptureMode,
@@ -222,8 +222,9 @@ def batch_curve(
     """Return the curve of memory against batch size for each of several GPUs.
 
     The GPUs are `devices`, by default all known GPUs. The GPU of the options is selected; without it, an
-    unlimited GPU comes first and is selected. Returns None if a saved trace holds for one batch size only.
-    Raises the errors of `planner.errors`.
+    unlimited GPU comes first and is selected. A compiled job, whose code differs between kinds of GPU, has
+    curves for GPUs of the selected GPU's kind. Returns None if a saved trace holds for one batch size only,
+    or if a compiled job has no GPU. Raises the errors of `planner.errors`.
     """
     path = options.get("trace")
     if path is not None and not open_saved(Path(path)).is_any_batch:
@@ -231,6 +232,10 @@ def batch_curve(
     budget = find_budget(options)
     shown = list(load_devices() if devices is None else devices)
     endless = budget.device.total.value >= UNLIMITED_BYTES
+    if options.get("compile") not in (None, Compile.NONE):
+        if endless:
+            return None
+        shown = [device for device in shown if kind_of(device) == kind_of(budget.device)]
     if not endless and budget.device not in shown:
         shown.insert(0, budget.device)
     # If the guards of a stored program fail, each batch size must be captured: for the many batch sizes

@@ -15,7 +15,7 @@ from planner.allocator.replay import replay_trace
 from planner.api.explain import batch_curve
 from planner.cli import run
 from planner.hardware.budget import judge_budget, make_budget
-from planner.hardware.database import load_devices
+from planner.hardware.database import find_device, load_devices
 from planner.hardware.device import generic_device, unlimited_device
 from planner.jobs import Job, Loss, TensorSpec
 from planner.jobs.codec import job_to_json
@@ -190,6 +190,14 @@ def test_a_trace_of_one_batch_has_no_curve(tmp_path: Path) -> None:
     path = tmp_path / "one.trace"
     save_trace(Trace(EVENTS[:2], SITES, 8), path, about(8))
     assert batch_curve(None, 8, trace=path) is None
+
+
+@pytest.mark.slow
+def test_a_compiled_job_has_curves_of_its_gpus_kind() -> None:
+    curve = batch_curve("cnn", 2, gpu="L4", compile="default")
+    assert curve is not None
+    assert {one.budget.device.target for one in curve.curves} == {find_device("L4").target}
+    assert batch_curve("cnn", 2, compile="default") is None
 
 
 # ---- the data

@@ -218,12 +218,17 @@ def _sort_key(
     return by_price
 
 
+def kind_of(device: Device) -> tuple[tuple[int, int], int]:
+    """Return a GPU's compute capability and number of multiprocessors, for which torch compiles."""
+    return device.target.capability, device.target.sm_count
+
+
 def _check_compiled(job: Job, chosen: Sequence[Device]) -> None:
     """Raise UsageError if a job would be compiled for too many kinds of GPU.
 
     At most `MOST_OF_COMPILED` kinds are allowed.
     """
-    kinds = {(device.target.capability, device.target.sm_count) for device in chosen}
+    kinds = set(map(kind_of, chosen))
     if job.model.compile is not Compile.NONE and len(kinds) > MOST_OF_COMPILED:
         raise UsageError(
             f"--compile: several batch sizes are compiled for each kind of GPU, for {MOST_OF_COMPILED} kinds "

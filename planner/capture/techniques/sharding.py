@@ -100,6 +100,8 @@ def _with_last_synced(load_batch: BatchLoader, model: nn.Module, job: Job) -> Ba
     numbers = count(1)
 
     def load() -> Batch:
+        if not model.training:  # a batch of the evaluation
+            return load_batch()
         sharded.set_requires_gradient_sync(next(numbers) % job.loop.accumulate == 0)  # of all modules
         return load_batch()
 

@@ -200,6 +200,17 @@ def test_gradients_stay_whole_until_the_last_micro_batch() -> None:
     assert live_at_second_batch(last) - live_at_second_batch(each) == pytest.approx(whole / 2, rel=0.02)
 
 
+def test_gradients_are_reduced_in_each_steps_last_micro_batch_after_an_evaluation_too() -> None:
+    trace = sharded(2, "gradient_sync=last", accumulate=3, evaluate=True)
+    batches, reducing = 0, []
+    for event in trace.events:
+        if isinstance(event, PhaseStart):
+            batches += event.phase is Phase.FORWARD
+        elif isinstance(event, Alloc) and "chunk_cat" in trace.sites[event.site].op:
+            reducing.append(batches)
+    assert reducing == 5 * [3] + 5 * [6]
+
+
 @pytest.mark.parametrize(
     ("argument", "words"),
     [

@@ -24,7 +24,7 @@ def known_contents(model: object, job: Job, batch: int) -> dict[str, Any]:
     config = getattr(model, "config", None)
     specs = {spec.keyword: spec for spec in job.samples.inputs}
     contents: dict[str, Any] = {}
-    if takes_patches(config) and _IMAGE in specs:
+    if takes_patches(config) and _IMAGE in specs and _TEXT in specs:
         contents |= _patches_and_types(config, specs, batch)
     if config is None or not hasattr(config, "model_type") or _IMAGE not in specs:
         return contents

@@ -60,7 +60,7 @@ class ServingSettings(Struct, frozen=True):
         """Check the settings and return them. Raises UsageError if a setting is invalid."""
         if not 0 < self.gpu_memory_utilization <= 1:
             share = self.gpu_memory_utilization
-            raise UsageError(f"--gpu-memory-utilization: {share} is refused; use a share from 0 to 1")
+            raise UsageError(f"--gpu-memory-utilization: {share} is refused; use a share above 0, at most 1")
         if self.kv_cache_dtype not in CACHE_DTYPES:
             known = ", ".join(CACHE_DTYPES)
             raise UsageError(f"--kv-cache-dtype: unknown value {self.kv_cache_dtype!r}; use one of {known}")

@@ -179,7 +179,7 @@ def test_what_is_no_decoder_is_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"gpu_memory_utilization": 1.2}, "use a share from 0 to 1"),
+        ({"gpu_memory_utilization": 1.2}, "use a share above 0, at most 1"),
         ({"kv_cache_dtype": "int3"}, "use one of auto, float16"),
         ({"block_size": 0}, "use a whole number from 1 to 1024"),
     ],

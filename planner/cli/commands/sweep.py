@@ -91,5 +91,7 @@ def _open_pool(engine: str | None, scheduler: str | None, jobs: int | None) -> "
         return dask_pool(scheduler)
     if scheduler is not None:
         raise UsageError("--scheduler: it is that of --engine dask; add that")
-    processes = len(os.sched_getaffinity(0)) if jobs is None else check_count("--jobs", jobs, MAX_PROCESSES)
-    return local_pool(processes)
+    if jobs is not None:
+        return local_pool(check_count("--jobs", jobs, MAX_PROCESSES))
+    is_linux = hasattr(os, "sched_getaffinity")  # elsewhere a process has all cores
+    return local_pool(len(os.sched_getaffinity(0)) if is_linux else os.cpu_count() or 1)

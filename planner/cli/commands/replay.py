@@ -52,7 +52,7 @@ def replay_command(
         ),
     ],
 ) -> Answer:
-    """Replay a sequence of steps, and print the memory after each."""
+    """Replay a sequence of steps, and print the memory at each of its print steps."""
     from planner.api.replay import NOTEBOOK, VARIABLE, measure_process, replay_process
 
     if framework not in (None, "torch", "tensorflow"):

@@ -189,5 +189,5 @@ def _replayed(key: Key, observations: Sequence[Observation], on_progress: OnProg
     peaks = {batch: replay_trace(source(batch), limits).peak_reserved_bytes for batch in batches}
     job = key.job
     if not job.environment.cudnn and has_convolutions(source(batches[0])):
-        job = job.replace(cudnn=default_source())
+        job = job.replace(cudnn=default_source(job))
     return [Point(replace(one, job=job), peaks[one.batch]) for one in observations]

@@ -38,7 +38,7 @@ def keep_training(seen: Observation, trace: Trace, config: AllocatorConfig, fold
     if seen.settings.allocator_cap_bytes is not None:
         return path, "a run under a cap shows a limit and no line"
     if not seen.job.environment.cudnn and has_convolutions(trace):
-        seen = replace(seen, job=seen.job.replace(cudnn=default_source()))
+        seen = replace(seen, job=seen.job.replace(cudnn=default_source(seen.job)))
     replayed = replay_trace(trace, replace(UNLIMITED, config=config)).peak_reserved_bytes
     origins = Origins(origin_of(seen.gpu), "", version("torch"))
     stands = add_points(folder, key_of(seen), [Point(seen, replayed)], origins, fit_points)

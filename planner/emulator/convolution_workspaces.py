@@ -31,7 +31,7 @@ def open_convolutions(job: Job, cache_folder: Path | None = None) -> ConvWorkspa
     answer.
     """
     where, benchmark = job.environment.cudnn, job.environment.cudnn_benchmark
-    if where == PUBLISHED or (not where and torch_version_of(job.environment.torch) < _ANSWERING_TORCH):
+    if where == PUBLISHED or (not where and _is_published(job)):
         return PublishedWorkspaces()
     if not where:
         return DefaultWorkspaces(benchmark, cache_folder)
@@ -40,9 +40,15 @@ def open_convolutions(job: Job, cache_folder: Path | None = None) -> ConvWorkspa
     return CudnnWorkspaces(open_cudnn_with_cublaslt(where, cache_folder), benchmark)
 
 
-def default_source() -> str:
-    """Return the value of `Environment.cudnn` that a job gets on this machine if it names none."""
+def default_source(job: Job) -> str:
+    """Return the value of `Environment.cudnn` that a job without a value gets on this machine."""
+    if _is_published(job):
+        return PUBLISHED
     return STORED if _installed(None) is None else INSTALLED
+
+
+def _is_published(job: Job) -> bool:
+    return torch_version_of(job.environment.torch) < _ANSWERING_TORCH
 
 
 @cache

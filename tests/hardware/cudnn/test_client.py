@@ -24,14 +24,15 @@ from planner.capture.symbolic.builder import ProgramBuilder
 from planner.capture.workspaces.ops import KernelOp, Op, Output, answer_convolutions
 from planner.capture.workspaces.registry import RULES
 from planner.emulator.compiled import SOME_MIB, cublaslt_for, open_cudnn_with_cublaslt
-from planner.emulator.convolution_workspaces import CudnnWorkspaces
+from planner.emulator.convolution_workspaces import CudnnWorkspaces, default_source, open_convolutions
 from planner.emulator.gpu import describe_gpu
 from planner.errors import UsageError
 from planner.hardware import generic_device
+from planner.hardware.cudnn import PublishedWorkspaces
 from planner.hardware.cudnn.client import Cudnn, describe_for_cudnn, open_cudnn
 from planner.hardware.cudnn.library_files import installed_folder
 from planner.hardware.database import find_device
-from planner.jobs import Job, Mode, Optimizer
+from planner.jobs import INSTALLED, PUBLISHED, STORED, Job, Mode, Optimizer
 from planner.planning.programs import CaptureMode, open_programs
 from planner.program import ignore_progress
 from planner.program.diff import first_divergence
@@ -568,3 +569,10 @@ def test_an_answer_that_was_left_unread_is_no_other_questions(library: Cudnn) ->
 
 def _interrupt(line: str) -> None:
     raise KeyboardInterrupt
+
+
+def test_versions_before_2_8_have_the_workspaces_of_published_runs() -> None:
+    old, new = job_of("4x16x16", torch="2.6"), job_of("4x16x16")
+    assert default_source(old) == PUBLISHED
+    assert isinstance(open_convolutions(old), PublishedWorkspaces)
+    assert default_source(new) in (INSTALLED, STORED)

@@ -36,21 +36,23 @@ def construct_with_buffers() -> Iterator[list[tuple[Tensor, Tensor]]]:
 
 @contextmanager
 def deterministic_values() -> Iterator[None]:
-    """Seed torch's generator, and make tensors from Python numbers on the CPU inside the context.
+    """Seed torch's generator, and make a capture see the copies of tensors inside the context.
 
-    The tensors are then moved to their device, so that a capture sees the values. torch runs one thread,
-    since most tensors are small.
+    torch runs one thread, since most tensors are small.
     """
     threads = torch.get_num_threads()
-    plain, new = torch.as_tensor, Tensor.new_tensor
+    plain, of_numbers, new = torch.as_tensor, torch.tensor, Tensor.new_tensor
 
     def tensor(
         data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, **_: Any
     ) -> Tensor:
-        made = plain(data, dtype=dtype).clone() if isinstance(data, Tensor) else plain(data, dtype=dtype)
-        return made.to(device=device).requires_grad_(requires_grad)
+        if not isinstance(data, Tensor):
+            return of_numbers(data, dtype=dtype, device=device, requires_grad=requires_grad)
+        return plain(data, dtype=dtype).clone().to(device=device).requires_grad_(requires_grad)
 
     def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
+        if not isinstance(data, Tensor):
+            return plain(data, dtype=dtype, device=device)
         return plain(data, dtype=dtype).to(device=device)
 
     def new_tensor(self: Tensor, data: Any, **options: Any) -> Tensor:

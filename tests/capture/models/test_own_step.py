@@ -1680,3 +1680,17 @@ def train_step(rows):
     trace = trace_code(tmp_path, code, "train_step", "scalar:int64")
     assert bytes_of(trace, Category.PARAMETER) == PARAMETERS
     assert bytes_of(trace, Category.OPTIMIZER) == PARAMETERS
+
+
+@pytest.mark.parametrize("read", ["", ".item()"])
+def test_numbers_that_a_step_puts_on_the_gpu_are_copied(tmp_path: Path, read: str) -> None:
+    code = f"""
+model = net()
+
+def train_step(images):
+    loss = (model(images.cuda()) * torch.tensor(8 * [0.5], device="cuda")).sum()
+    loss.backward()
+    loss{read}
+"""
+    trace = trace_code(tmp_path, code, "train_step", "64")
+    assert born(trace, "_to_copy") == 3 * [BATCH * 64 * 4, 8 * 4]

@@ -71,9 +71,13 @@ def making(plain: Callable[..., Any]) -> Callable[..., Any]:
     A pinned tensor becomes a stand-in on the meta device.
     """
 
+    takes_numbers = plain.__name__ in ("tensor", "as_tensor")
+    if takes_numbers:
+        plain = _copying_numbers(plain)
+
     @functools.wraps(plain)
     def make(*args: Any, **kwargs: Any) -> Any:
-        if args and isinstance(args[0], list | tuple) and plain.__name__ in ("tensor", "as_tensor"):
+        if args and isinstance(args[0], list | tuple) and takes_numbers:
             args = (_with_numbers(args[0]), *args[1:])
         device = kwargs.get("device")
         if kwargs.get("pin_memory") or ("pin_memory" in kwargs and _is_of_save_on_cpu()):
@@ -104,6 +108,21 @@ def making(plain: Callable[..., Any]) -> Callable[..., Any]:
             made = plain(*args, **kwargs)
         is_unseen = plain.__name__ in ("new", "new_tensor")  # by modes, since torch makes it beneath them
         return opened[-1].put(made) if is_unseen and is_put_on_gpu(args[0]) else made
+
+    return make
+
+
+def _copying_numbers(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a version of `torch.tensor` or `torch.as_tensor` that makes numbers on the CPU and copies them.
+
+    torch does so too, but beneath all modes.
+    """
+
+    @functools.wraps(plain)
+    def make(*args: Any, device: Any = None, requires_grad: bool = False, **kwargs: Any) -> Any:
+        if device is None or (args and isinstance(args[0], Tensor)):
+            return plain(*args, device=device, **kwargs).requires_grad_(requires_grad)
+        return plain(*args, device="cpu", **kwargs).to(device).requires_grad_(requires_grad)
 
     return make
 

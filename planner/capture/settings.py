@@ -220,10 +220,13 @@ def _set_determinism(values: tuple[bool, bool]) -> None:
 def _default_device() -> torch.device | None:
     """Return the device set by `torch.set_default_device`, or None if it was not called.
 
-    Devices set by `with torch.device(...)` do not count.
+    Devices set by `with torch.device(...)` do not count. A device of the capture that stands for the GPU is
+    returned as the GPU, so that it stands for the GPU again once it is set again.
     """
     context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
-    return None if context is None else context.device
+    if context is None:
+        return None
+    return torch.device("cuda") if getattr(context, "planner_is_gpu", False) else context.device
 
 
 def _autocast_state() -> tuple[Any, ...]:

@@ -1683,6 +1683,49 @@ def train_step(rows):
 
 
 @pytest.mark.parametrize("read", ["", ".item()"])
+@pytest.mark.parametrize(
+    "default",
+    [
+        "torch.set_default_tensor_type('torch.cuda.FloatTensor')",
+        "torch.set_default_tensor_type(torch.cuda.FloatTensor)",
+        "torch.set_default_device('cuda')",
+    ],
+)
+def test_a_file_may_make_the_gpu_its_default(tmp_path: Path, default: str, read: str) -> None:
+    code = f"""
+{default}
+model = net()
+model.register_buffer("mask", torch.ones(300, 300))
+model.register_buffer("scale", torch.tensor(8 * [0.5]))
+
+def train_step(images):
+    shift = torch.tensor(8 * [0.1]) + torch.tensor(8 * [1.0], device="cpu").cuda()
+    loss = (model(images.cuda()) * model.scale + shift).sum() + torch.zeros(200, 200).sum()
+    loss.backward()
+    loss{read}
+"""
+    trace = trace_code(tmp_path, code, "train_step", "64")
+    assert bytes_of(trace, Category.PARAMETER) == PARAMETERS + 300 * 300 * 4 + 8 * 4
+    assert born(trace, "_to_copy") == 3 * [8 * 4, 8 * 4, BATCH * 64 * 4]
+    assert born(trace, "zeros").count(200 * 200 * 4) == 3
+
+
+def test_a_file_may_make_the_cpu_its_default_again(tmp_path: Path) -> None:
+    code = """
+torch.set_default_tensor_type(torch.cuda.HalfTensor)
+model = net()
+torch.set_default_tensor_type(torch.FloatTensor)
+
+def train_step(images):
+    model(images.cuda().half()).sum().backward()
+    torch.zeros(200, 200)
+"""
+    trace = trace_code(tmp_path, code, "train_step", "64")
+    assert bytes_of(trace, Category.PARAMETER) == PARAMETERS // 2
+    assert not born(trace, "zeros")
+
+
+@pytest.mark.parametrize("read", ["", ".item()"])
 def test_numbers_that_a_step_puts_on_the_gpu_are_copied(tmp_path: Path, read: str) -> None:
     code = f"""
 model = net()

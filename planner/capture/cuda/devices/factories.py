@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _device as device_mode
 
 from planner.capture.cuda.callers import is_of_torch
 from planner.capture.cuda.devices.host_tensors import Side
 from planner.capture.cuda.devices.names import HOST_DEVICE, names_cpu, names_gpu
 from planner.capture.cuda.devices.placement import (
+    GPU,
     META,
     META_DEVICE,
     is_meta,
@@ -80,6 +82,8 @@ def making(plain: Callable[..., Any]) -> Callable[..., Any]:
         if args and isinstance(args[0], list | tuple) and takes_numbers:
             args = (_with_numbers(args[0]), *args[1:])
         device = kwargs.get("device")
+        if takes_numbers and device is None and _is_default_gpu():
+            device = GPU
         if kwargs.get("pin_memory") or ("pin_memory" in kwargs and _is_of_save_on_cpu()):
             kwargs["pin_memory"] = False
             placement = opened[-1]
@@ -125,6 +129,11 @@ def _copying_numbers(plain: Callable[..., Any]) -> Callable[..., Any]:
         return plain(*args, device="cpu", **kwargs).to(device).requires_grad_(requires_grad)
 
     return make
+
+
+def _is_default_gpu() -> bool:
+    """Return whether tensors of a running loop are made on the GPU by default."""
+    return opened[-1].is_running and device_mode.CURRENT_DEVICE == META_DEVICE
 
 
 def _made_on(side: Side, source: object) -> AbstractContextManager[None]:

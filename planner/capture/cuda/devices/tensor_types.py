@@ -1,4 +1,4 @@
-"""Replace tensor types such as `torch.cuda.FloatTensor`, and `Tensor.type`, which names them."""
+"""Replace tensor types such as `torch.cuda.FloatTensor`, and the functions that take their names."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -35,10 +35,27 @@ class GpuTensorType(type):
 
 
 def replacements() -> Iterator[Replacement]:
-    """Yield replacements for `Tensor.type` and the tensor types of `torch.cuda`."""
+    """Yield replacements for the tensor types of `torch.cuda` and the functions that take them."""
     for name, dtype in _DTYPES.items():
         yield torch.cuda, name, GpuTensorType(name, (), {"dtype": dtype, "__module__": _MODULE})
     yield Tensor, "type", _typing(Tensor.type)
+    yield torch, "set_default_tensor_type", _defaulting(torch.set_default_tensor_type)
+
+
+def _defaulting(plain: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return a version of `torch.set_default_tensor_type` that accepts types of tensors of the GPU.
+
+    The GPU then becomes the default device.
+    """
+
+    @functools.wraps(plain)
+    def set_type(t: Any, /) -> None:
+        module, _, kind = _name_of(t).rpartition(".")
+        is_gpu = module == _MODULE and kind in _DTYPES
+        plain(f"torch.{kind}" if is_gpu else t)
+        torch.set_default_device("cuda" if is_gpu else None)
+
+    return set_type
 
 
 def _is_on_gpu(tensor: Tensor) -> bool:

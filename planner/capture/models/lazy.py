@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from planner.capture.cuda.devices.translation import devices_shown
 from planner.capture.failure_reasons import reads_values, remedy_for, sentence_of, source_line
 from planner.capture.loop.batches import empty_batch
+from planner.capture.models.user_code.step import StepModule
 from planner.capture.process_state import foreign_errors
 from planner.capture.recorder.recorder import Run
 from planner.capture.values.interpreter import DataDependentError
@@ -37,9 +38,12 @@ class _Running(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def initialise_lazy_modules(model: nn.Module, job: Job, batch: int, run: Run) -> None:
     """Give the parameters of lazy modules their shapes by a call of the model.
 
-    Models without lazy modules are not called. Raises ModelError if the call fails.
+    Models without lazy modules are not called, nor is a user's step, whose first call gives the shapes.
+    Raises ModelError if the call fails.
     """
-    if not any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
+    if isinstance(model, StepModule) or not any(
+        is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())
+    ):
         return
     args, kwargs, _ = empty_batch(job, batch, "meta")
     training = model.training

@@ -207,7 +207,8 @@ def move_to_meta(model: nn.Module, placement: Placement) -> list[tuple[Tensor, T
                 if id(tensor) in likes:
                     held[name] = likes[id(tensor)]
                 elif is_lazy(tensor):
-                    held[name] = likes[id(tensor)] = like_on_meta(tensor)
+                    _, held[name] = _move(tensor, like_on_meta(tensor), placement.placed)
+                    likes[id(tensor)] = held[name]
                 else:
                     values, held[name] = _move(tensor, like_on_meta(tensor), placement.placed)
                     moved.append((values, held[name]))

@@ -1737,3 +1737,46 @@ def train_step(images):
 """
     trace = trace_code(tmp_path, code, "train_step", "64")
     assert born(trace, "_to_copy") == 3 * [BATCH * 64 * 4, 8 * 4]
+
+
+@pytest.mark.parametrize("read", ["", ".item()"])
+@pytest.mark.parametrize(
+    "first",
+    [
+        "",
+        "optimizer = torch.optim.Adam(model.parameters())",
+        "with torch.no_grad():\n    model(torch.zeros(2, 64, device=device))",
+    ],
+)
+def test_lazy_layers_get_their_shapes_on_the_gpu(tmp_path: Path, first: str, read: str) -> None:
+    code = f"""
+model = nn.Sequential(nn.LazyLinear(128), nn.ReLU(), nn.LazyLinear(8)).to(device)
+optimizer = None
+{first}
+
+def train_step(images):
+    global optimizer
+    loss = model(images.cuda()).sum()
+    optimizer = optimizer or torch.optim.Adam(model.parameters())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    loss{read}
+"""
+    trace = trace_code(tmp_path, code, "train_step", "64")
+    assert (born(trace, "empty.memory_format") + born(trace, "to")).count(4 * 64 * 128) == 1
+    assert bytes_of(trace, Category.GRADIENT) == 3 * PARAMETERS
+    assert bytes_of(trace, Category.OPTIMIZER) == 2 * PARAMETERS
+
+
+def test_lazy_layers_on_the_cpu_take_no_memory(tmp_path: Path) -> None:
+    code = """
+model = net()
+head = nn.LazyLinear(300)
+
+def train_step(images):
+    head(model(images.cuda()).cpu()).sum().backward()
+"""
+    trace = trace_code(tmp_path, code, "train_step", "64")
+    assert not born(trace, "empty")
+    assert bytes_of(trace, Category.GRADIENT) == PARAMETERS

@@ -189,7 +189,7 @@ class PlacedTensors:
             return value
         at = value.storage_offset()
         number = self._numbers.get(storage, None)  # type: ignore[no-untyped-call]
-        laid = tuple(value.shape), tuple(value.stride())
+        laid = tuple(value.size()), tuple(value.stride())
         return Layout(number, storage.nbytes(), *laid, at, value.dtype)
 
 

@@ -21,7 +21,7 @@ from planner.capture.cuda import graphs as cuda_graphs
 from planner.capture.cuda.callers import is_of_torch, moves_tensors, skips_meta
 from planner.capture.cuda.checkpoints import functions as checkpoints
 from planner.capture.cuda.checkpoints.saved_files import SavedFiles
-from planner.capture.cuda.devices import factories, moves, queries, tensor_types
+from planner.capture.cuda.devices import factories, moves, queries, tensor_types, uninitialized
 from planner.capture.cuda.devices.names import HOST_DEVICE
 from planner.capture.cuda.devices.placement import (
     CPU,
@@ -186,6 +186,7 @@ def _replacements() -> Iterator[Replacement]:
     yield Tensor, "type_as", moves.to_type_of
     yield Tensor, "cuda", moves.to_gpu
     yield from tensor_types.replacements()
+    yield from uninitialized.replacements()
     yield nn.Module, "to", moves.moving_module(nn.Module.to, moves.device_given)
     yield nn.Module, "cuda", moves.moving_module(nn.Module.cuda, lambda *_, **__: GPU)
     yield nn.Module, "cpu", moves.moving_module(nn.Module.cpu, lambda *_, **__: CPU)

@@ -1780,3 +1780,27 @@ def train_step(images):
     trace = trace_code(tmp_path, code, "train_step", "64")
     assert not born(trace, "empty")
     assert bytes_of(trace, Category.GRADIENT) == PARAMETERS
+
+
+@pytest.mark.parametrize("read", ["", ".item()"])
+@pytest.mark.parametrize("made", ["images", "torch.randn(32, 64)"])
+@pytest.mark.parametrize("layer", ["LSTM(32, 128, 2, dropout=0.1)", "GRU(32, 128, bidirectional=True)"])
+def test_recurrent_layers_on_the_cpu_take_no_memory(tmp_path: Path, layer: str, made: str, read: str) -> None:
+    code = f"""
+model = net()
+rnn = nn.{layer}
+optimizer = torch.optim.Adam([*model.parameters(), *rnn.parameters()])
+
+def train_step(images):
+    states, _ = rnn({made}.view(32, 2, 32))
+    loss = model(images.cuda()).sum() + states.mean().cuda()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    loss{read}
+"""
+    trace = trace_code(tmp_path, code, "train_step", "64")
+    assert not born(trace, "rnn")
+    assert bytes_of(trace, Category.PARAMETER) == PARAMETERS
+    assert bytes_of(trace, Category.GRADIENT) == 3 * PARAMETERS
+    assert bytes_of(trace, Category.OPTIMIZER) == 2 * PARAMETERS

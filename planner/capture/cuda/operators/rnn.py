@@ -44,7 +44,7 @@ def patches() -> Iterator[tuple[str, object]]:
 
 def _flatten_again(layer: Any) -> None:
     """Move the weights of a recurrent layer into a new buffer, as CUDA does in each call."""
-    if not _can_flatten(layer) or any(map(is_on_host, layer._flat_weights)):
+    if not _can_flatten(layer):
         return
     _move_into(
         torch.zeros(_elements(layer), dtype=layer._flat_weights[0].dtype, device="meta"), layer._flat_weights
@@ -69,12 +69,14 @@ def _elements(layer: nn.RNNBase) -> int:
 def _can_flatten(layer: nn.RNNBase) -> bool:
     """Return whether all weights of a layer can be moved into one buffer.
 
-    They must be contiguous meta tensors of one dtype that cuDNN supports.
+    They must be contiguous meta tensors of one dtype that cuDNN supports, and on the GPU.
     """
     weights = layer._flat_weights
     if layer.mode not in MODE_NUMBERS:
         return False
     if not all(isinstance(w, Tensor) and w.is_meta and w.is_contiguous() for w in weights):
+        return False
+    if any(is_on_host(w) for w in weights):  # type: ignore[arg-type]
         return False
     kinds = {w.dtype for w in weights}  # type: ignore[union-attr]
     return len(kinds) == 1 and kinds <= torch.backends.cudnn.CUDNN_TENSOR_DTYPES
@@ -124,7 +126,7 @@ def _kernel(
             sizes = args[0].tolist()  # on the CPU, with values
             args = (*args[1:], False)
         hidden, weights, biases, layers, p, train, bidirectional, batch_first = args
-        dropout = dropout_state() if train and p > 0 else None
+        dropout = dropout_state() if train and p > 0 and not is_on_host(weights[0]) else None
         options = layers, batch_first, p, train, bidirectional, sizes, dropout
         return _run(mode, x, hidden, weights, biases, options)
 
@@ -245,24 +247,26 @@ def cudnn_rnn(
     """Return new tensors for the results of `_cudnn_rnn`.
 
     The results are output, hidden state, cell state, reserve space and weight buffer. The weight buffer is
-    new only if `buffer` is None.
+    new only if `buffer` is None. The device is that of the weights: a layer on the CPU may get tensors with
+    values.
     """
+    new = weight[0].new_empty
     sizes = RnnSizes(mode, x.shape[-1], hidden, projected, layers, bidirectional)
     width, states = sizes.width * sizes.directions, layers * sizes.directions
     if batch_sizes:
         rows, samples = x.shape[0], batch_sizes[0]
-        output = x.new_empty((rows, width))
+        output = new((rows, width))
     else:
         steps, samples = (x.shape[1], x.shape[0]) if batch_first else (x.shape[0], x.shape[1])
         rows = steps * samples
-        output = x.new_empty((steps, samples, width))
+        output = new((steps, samples, width))
         output = output.transpose(0, 1) if batch_first else output
-    hy = hx.new_empty((states, samples, sizes.width))
-    cy = hx.new_empty((0,)) if cx is None else cx.new_empty((states, samples, hidden))
+    hy = new((states, samples, sizes.width))
+    cy = new((0,)) if cx is None else new((states, samples, hidden))
     reserve_bytes = sizes.reserve_bytes(rows, x.element_size()) if train else 0
-    reserve = torch.empty(reserve_bytes, dtype=torch.uint8, device=x.device)
+    reserve = new(reserve_bytes, dtype=torch.uint8)
     if buffer is None:
-        buffer = x.new_empty(sum(w.numel() for w in weight))
+        buffer = new(sum(w.numel() for w in weight))
     return output, hy, cy, reserve, buffer
 
 

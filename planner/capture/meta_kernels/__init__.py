@@ -1,4 +1,1 @@
-"""Run operators on `meta` quickly.
-
-Outputs are laid out as by CUDA's kernels.
-"""
+"""Run operators on meta tensors quickly, with outputs laid out as by CUDA's kernels."""

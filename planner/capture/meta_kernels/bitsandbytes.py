@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def kernels() -> Mapping[Any, Callable[..., Any]]:
-    """Return the meta kernels by operator. The dictionary is empty if bitsandbytes is not imported."""
+    """Return the meta kernels by operator, or {} if bitsandbytes is not imported."""
     if "bitsandbytes" not in sys.modules:
         return {}
     ops = torch.ops.bitsandbytes
@@ -23,10 +23,7 @@ def kernels() -> Mapping[Any, Callable[..., Any]]:
 
 
 def _int8_vectorwise_quant(A: Tensor, threshold: float = 0.0) -> tuple[Tensor, Tensor, Tensor | None]:  # noqa: N803
-    """Return quantized rows, row scales, and an empty tensor of outliers.
-
-    The outliers are None if `threshold` is 0.
-    """
+    """Return the quantized tensor, its row scales, and an empty tensor of outliers (None for threshold 0)."""
     rows = A.new_empty(A.numel() // A.shape[-1], dtype=torch.float32)
     outliers = A.new_empty(0, dtype=torch.int64) if threshold > 0.0 else None
     return A.new_empty(A.shape, dtype=torch.int8), rows, outliers

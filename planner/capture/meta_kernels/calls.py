@@ -1,7 +1,4 @@
-"""Call operators that torch may decompose.
-
-Tensors that the import of dynamo keeps alive are released.
-"""
+"""Call operators, and clear the stack frames that an import of dynamo keeps alive."""
 
 import gc
 import sys
@@ -13,10 +10,7 @@ import torch
 
 
 def call_operator(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Call an operator and return its result.
-
-    If the call imports dynamo, the stack frames of the import are released.
-    """
+    """Call an operator and return its result. If the call imports dynamo, clear the import's stack frames."""
     knows_dynamo = "torch._dynamo" in sys.modules
     out = func(*args, **kwargs) if kwargs else func(*args)
     if not knows_dynamo and "torch._dynamo" in sys.modules:

@@ -20,10 +20,7 @@ _DISPATCH = (
 
 
 def kernels() -> Mapping[Any, Callable[..., Any]]:
-    """Return the meta kernels by operator.
-
-    The dictionary is empty if functional collectives are not imported.
-    """
+    """Return the meta kernels by operator, or {} if functional collectives are not imported."""
     module = sys.modules.get("torch.distributed._functional_collectives")
     if module is None:
         return {}
@@ -37,11 +34,10 @@ def kernels() -> Mapping[Any, Callable[..., Any]]:
 
 
 def _copy(self: Tensor, source: Tensor, *_: Any) -> Any:
-    """Return `self` unchanged if DDP's reducer copies a meta tensor to the CPU.
+    """Return `self` unchanged if DDP's reducer copies a meta tensor to the CPU, or else NotImplemented.
 
     The C++ reducer copies the numbers on which ranks agreed back to the CPU: before a forward pass the order
-    of gradients, after a backward pass which parameters got a gradient (reducer.cpp of 2.13). Returns
-    NotImplemented for other copies.
+    of gradients, after a backward pass which parameters got a gradient (reducer.cpp of 2.13).
     """
     if self.is_meta or not source.is_meta or not _is_of_reducer(sys._getframe(1)):
         return NotImplemented

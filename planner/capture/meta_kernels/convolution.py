@@ -27,10 +27,9 @@ def _convolution(
     padding: Sequence[int], dilation: Sequence[int], transposed: bool, output_padding: Sequence[int],
     groups: int,
 ) -> Any:  # fmt: skip
-    """Return the output of a convolution in the memory format of CUDA.
+    """Return a convolution's output in the memory format of CUDA, or NotImplemented for unusual arguments.
 
     The format is of cuDNN or of the native kernel. torch's meta kernel always returns a contiguous output.
-    Returns NotImplemented for unusual arguments.
     """
     spatial = x.dim() - 2
     if spatial < 1 or weight.dim() != x.dim() or 0 in x.shape or not is_floating_meta(x, weight, bias):
@@ -68,10 +67,9 @@ def _convolution_backward(
     stride: Any, padding: Any, dilation: Any, transposed: bool, output_padding: Any, groups: int,
     mask: Sequence[bool],
 ) -> Any:  # fmt: skip
-    """Return the gradients of a convolution's input, weight and bias.
+    """Return the gradients of a convolution's input, weight and bias, None if `mask` does not select them.
 
-    The first two have the memory format of the forward pass. Gradients that `mask` does not select are None.
-    Returns NotImplemented for unusual arguments.
+    The first two have the memory format of the forward pass. Returns NotImplemented for unusual arguments.
     """
     if weight.dim() != x.dim() or 0 in x.shape or 0 in weight.shape or not is_floating_meta(grad, x, weight):
         return NotImplemented
@@ -88,11 +86,10 @@ def _convolution_backward(
 
 
 def _strides(capability: Capability, x: Tensor, weight: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return channels-last or contiguous strides for a convolution's tensor.
+    """Return strides for `shape`: channels last if the input or the weight is channels last, or contiguous.
 
-    The strides are channels last if the input or the weight is channels last. This is
-    `cudnn_conv_suggest_memory_format`. Strides are always contiguous in double precision, and in bfloat16
-    below compute capability 8.0, for which cuDNN is not used.
+    This is `cudnn_conv_suggest_memory_format`. Strides are always contiguous in double precision, and in
+    bfloat16 below compute capability 8.0, for which cuDNN is not used.
     """
     if x.dtype is torch.float64 or not (suggests_channels_last(x) or suggests_channels_last(weight)):
         return contiguous(shape)
@@ -100,7 +97,7 @@ def _strides(capability: Capability, x: Tensor, weight: Tensor, shape: Sequence[
 
 
 def _is_native(capability: Capability, x: Tensor) -> bool:
-    """Return whether torch's native kernel runs instead of cuDNN. The input's dtype and the GPU decide."""
+    """Return whether torch's native kernel runs, not cuDNN: for bfloat16 below compute capability 8.0."""
     return x.dtype is torch.bfloat16 and capability < (8, 0)
 
 

@@ -1,9 +1,8 @@
-"""Meta kernels for operators whose outputs differ on CUDA in strides or size.
+"""Meta kernels for operators whose outputs on CUDA differ in strides or size from torch's meta kernels.
 
-They differ from the outputs of torch's meta kernels. Strides decide memory: kernels that need a contiguous
-input copy a non-contiguous input, and `linear` and `reshape` keep the copy. For contiguous inputs these
-kernels agree with torch's, unless a function says otherwise. Each kernel returns NotImplemented for arguments
-that are left to torch's kernel.
+Strides decide memory: kernels that need a contiguous input copy a non-contiguous input, and `linear` and
+`reshape` keep the copy. For contiguous inputs these kernels agree with torch's, unless a function says
+otherwise. Each kernel returns NotImplemented for arguments that are left to torch's kernel.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +26,7 @@ from planner.capture.workspaces.nn.norms import is_cudnn_batch_norm
 
 
 def _statistics_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which a kernel accumulates. Source: ATen/AccumulateType.h."""
+    """Return the dtype of sums on CUDA: float32, or float64 for float64. Source: ATen/AccumulateType.h."""
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
@@ -37,10 +36,9 @@ def _statistics_dtype(dtype: torch.dtype) -> torch.dtype:
 def _native_layer_norm(
     x: Tensor, normalized: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Any:
-    """Return contiguous outputs of layer norm.
+    """Return the output, the means and the inverse deviations of layer norm, all contiguous.
 
-    These are the output, the means and the inverse deviations. CUDA's kernel copies an input that is not
-    contiguous.
+    CUDA's kernel copies an input that is not contiguous.
     """
     if not _fits_layer_norm(x, normalized, weight, bias):
         return NotImplemented
@@ -52,7 +50,7 @@ def _native_layer_norm_backward(
     grad: Tensor, x: Tensor, normalized: Sequence[int], mean: Tensor, rstd: Tensor, weight: Tensor | None,
     bias: Tensor | None, mask: Sequence[bool],
 ) -> Any:  # fmt: skip
-    """Return contiguous gradients of layer norm.
+    """Return layer norm's contiguous gradients of input, weight and bias, None if not selected by `mask`.
 
     torch's meta kernel follows the strides of gradient and input if both are transposed.
     """
@@ -64,10 +62,7 @@ def _native_layer_norm_backward(
 
 
 def _gradients(tensors: Sequence[Tensor | None], mask: Sequence[bool]) -> tuple[Tensor | None, ...]:
-    """Return a contiguous gradient, or None, for each tensor.
-
-    It is None if the tensor is None or not selected by `mask`.
-    """
+    """Return a contiguous gradient for each tensor, None if the tensor is None or not selected by `mask`."""
     pairs = zip(tensors, mask, strict=True)
     return tuple(empty(t.shape, t.dtype) if is_needed and t is not None else None for t, is_needed in pairs)
 
@@ -84,10 +79,9 @@ def _fits_layer_norm(
 
 
 def _fused_rms_norm(x: Tensor, normalized: Sequence[int], weight: Tensor | None, eps: float | None) -> Any:
-    """Return the contiguous outputs of RMS norm.
+    """Return the output of RMS norm and the reciprocal root mean square of each row, both contiguous.
 
-    These are the output, and the reciprocal root mean square of each row. torch has no meta kernel for RMS
-    norm.
+    torch has no meta kernel for RMS norm.
     """
     lead = x.dim() - len(normalized)
     rows = (*x.shape[:lead], *[1] * len(normalized))
@@ -162,11 +156,10 @@ def _grouped_mm(
     a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Any:  # fmt: skip
-    """Return the output of a grouped matrix product, with padded rows.
+    """Return the output of a grouped matrix product, with rows padded to a multiple of 16 bytes.
 
-    Rows are padded to a multiple of 16 bytes. A factor of 3 dimensions has one matrix per group; values of
-    `offs` bound the groups in a factor of 2 dimensions. torch's meta kernel refuses single precision, which
-    CUDA multiplies group by group.
+    A factor of 3 dimensions has one matrix per group; values of `offs` bound the groups in a factor of 2
+    dimensions. torch's meta kernel refuses single precision, which CUDA multiplies group by group.
     """
     kind = out_dtype or a.dtype
     ranks = a.dim(), b.dim()
@@ -185,14 +178,14 @@ def _grouped_mm(
 
 
 def _binary_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1) -> Any:
-    """Return the reduced loss in the storage of the unreduced loss. Source: ATen/native/cuda/Loss.cu."""
+    """Return a reduced loss with the storage of the unreduced loss. Source: ATen/native/cuda/Loss.cu."""
     if reduction == 0 or not is_floating_meta(x, target, weight) or x.shape != target.shape or 0 in x.shape:
         return NotImplemented
     return empty(x.shape, x.dtype).as_strided((), ())
 
 
 def _squared_error(x: Tensor, target: Tensor, reduction: int = 1, beta: float = 1.0) -> Any:
-    """Return the reduced MSE or smooth L1 loss in the storage of the unreduced loss.
+    """Return a reduced MSE or smooth L1 loss with the storage of the unreduced loss.
 
     Source: ATen/native/Loss.cpp. On CUDA the unreduced loss is resized.
     """
@@ -206,7 +199,7 @@ def _ctc_loss(
     scores: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0,
     zero_infinity: bool = False,
 ) -> Any:  # fmt: skip
-    """Return the CTC loss and its forward variables.
+    """Return each sample's CTC loss, and the forward variables that the backward pass needs.
 
     Source: ATen/native/cuda/LossCTC.cu. torch has no meta kernel for CTC loss.
     """
@@ -236,7 +229,7 @@ def _log_sigmoid(x: Tensor) -> Any:
 
 
 def _roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
-    """Return a contiguous output, whatever the strides of the input.
+    """Return the output of `roll`, contiguous whatever the strides of the input.
 
     Source: ATen/native/cuda/TensorTransformations.cu.
     """
@@ -249,7 +242,7 @@ def _roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
 
 
 def _softmax_backward(grad: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Any:
-    """Return a contiguous output, whatever the strides of the gradient. Source: ATen/native/SoftMax.cpp."""
+    """Return softmax's input gradient, contiguous whatever `grad`'s strides (ATen/native/SoftMax.cpp)."""
     if grad.shape != output.shape or 0 in grad.shape or not is_floating_meta(grad, output):
         return NotImplemented
     if dtype is not grad.dtype or not -grad.dim() <= dim < grad.dim():
@@ -258,7 +251,7 @@ def _softmax_backward(grad: Tensor, output: Tensor, dim: int, dtype: torch.dtype
 
 
 def _masked_fill(x: Tensor, mask: Tensor, value: Any) -> Any:
-    """Return a contiguous output, whatever the strides of the input.
+    """Return the output of `masked_fill`, contiguous whatever the strides of the input.
 
     The kernel fills a contiguous copy in place (ATen/native/TensorAdvancedIndexing.cpp).
     """
@@ -270,9 +263,9 @@ def _masked_fill(x: Tensor, mask: Tensor, value: Any) -> Any:
 
 
 def _index(x: Tensor, indices: Sequence[Tensor | None]) -> Any:
-    """Return an output with one element for each True element of a CPU mask.
+    """Return the output of `x[mask]` for a meta tensor and a CPU mask, one element for each True element.
 
-    The indexed tensor is on the meta device. torch would convert the mask to the selected indices.
+    torch would convert the mask to the selected indices.
     """
     if len(indices) != 1 or (mask := indices[0]) is None:
         return NotImplemented
@@ -282,10 +275,10 @@ def _index(x: Tensor, indices: Sequence[Tensor | None]) -> Any:
 
 
 def _resized_input(func: Any, x: Tensor, *args: Any) -> Any:
-    """Return an output whose storage is at least as large as the input's.
+    """Return the output of im2col or col2im, with a storage at least as large as the input's.
 
-    im2col and col2im on CUDA make the output in the input's size, then resize it (ATen/native/cuda:
-    Im2Col.cu, Col2Im.cu).
+    CUDA's kernels make the output in the input's size, then resize it (ATen/native/cuda: Im2Col.cu,
+    Col2Im.cu).
     """
     if not is_floating_meta(x) or 0 in x.shape:
         return NotImplemented

@@ -58,7 +58,7 @@ def _name_of(func: Any) -> str:
 
 
 def promoted(args: _Args) -> torch.dtype | None:
-    """Return the dtype to which tensors promote, or None if it is not determined.
+    """Return the dtype to which the tensors in `args` promote, or None if it is not determined.
 
     The dtype is not determined if no tensor is on the meta device or a GPU, if a tensor is empty, and for
     more than two tensors of different dtypes.
@@ -87,7 +87,10 @@ def _refused() -> Mapping[str, Mapping[torch.dtype | None, str]]:
 
 
 def _check_pair(args: _Args, first: int) -> None:
-    """Raise RuntimeError if two factors of a product differ in dtype. Source: ATen/native/cuda/Blas.cpp."""
+    """Raise RuntimeError if the matrices `args[first]` and `args[first + 1]` of a product differ in dtype.
+
+    Source: ATen/native/cuda/Blas.cpp.
+    """
     one, other = args[first], args[first + 1]
     if isinstance(one, Tensor) and one.is_meta and isinstance(other, Tensor) and one.dtype is not other.dtype:
         names = f"{_dtype_name(one.dtype)} and {_dtype_name(other.dtype)}"
@@ -121,7 +124,7 @@ def _check_convolution(args: _Args) -> None:
 def _check_assignment(args: _Args) -> None:
     """Raise RuntimeError if `index_put` assigns values of another dtype than the tensor's.
 
-    A single value is not checked, since it may be on the CPU, from which torch converts it. Source:
+    Values without dimensions are not checked: they may be on the CPU, and torch converts such values. Source:
     TensorAdvancedIndexing.cpp.
     """
     given, values = args[0], args[2]

@@ -21,10 +21,9 @@ from planner.capture.meta_kernels.strides import (
 
 
 def pointwise_output(*operands: Any, dtype: torch.dtype | None = None, **_: Any) -> Any:
-    """Return the broadcast output of a pointwise operator.
+    """Return the output of a pointwise operator over floating-point tensors and real numbers.
 
-    Operands are floating-point tensors and numbers. `dtype` is the output's dtype if it differs from the
-    dtype to which the operands promote.
+    `dtype` is the output's dtype if it differs from the dtype to which the operands promote.
     """
     tensors = []
     has_number = False
@@ -85,7 +84,7 @@ def _laid_over(tensors: Sequence[Tensor], kind: torch.dtype, dtype: torch.dtype,
 
 
 def _over(shape: Sequence[int], t: Tensor) -> tuple[int, ...]:
-    """Return the strides of an operand in the common shape. Source: TensorIteratorBase::compute_strides."""
+    """Return the strides of an operand broadcast to `shape`. Source: TensorIteratorBase::compute_strides."""
     missing = len(shape) - t.dim()
     own = (0 if t.shape[d] == 1 != shape[missing + d] else t.stride(d) for d in range(t.dim()))
     return (0,) * missing + tuple(own)
@@ -122,7 +121,7 @@ def _power(x: Tensor, exponent: Any) -> Any:
 
 
 def _derivative(grad: Tensor, x: Tensor, *numbers: Any, **options: Any) -> Any:
-    """Return the gradient of an activation's input, laid out by `grad` first, then by `x`.
+    """Return the gradient of an activation's input, laid out as a pointwise operator over (`grad`, `x`).
 
     Source: ATen/native/Activation.cpp. torch's meta kernels compose several operators, whose result has
     another layout if the layouts of gradient and input differ.
@@ -131,7 +130,7 @@ def _derivative(grad: Tensor, x: Tensor, *numbers: Any, **options: Any) -> Any:
 
 
 def _input_first(grad: Tensor, x: Tensor, *numbers: Any) -> Any:
-    """Return the gradient of an activation's input, laid out by `x` first, then by `grad`."""
+    """Return the gradient of an activation's input, laid out as a pointwise operator over (`x`, `grad`)."""
     return _derivative(x, grad)
 
 

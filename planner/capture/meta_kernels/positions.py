@@ -1,4 +1,4 @@
-"""Refuse positions beyond the rows of a table.
+"""Refuse lookups of positions beyond the rows of an embedding table.
 
 On a GPU, the kernel of such a lookup fails an assertion. Unlike token ids, positions do not depend on data:
 `arange` makes them. Views of the result of `arange` are checked; tensors computed from the result are not.

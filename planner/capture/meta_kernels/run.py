@@ -52,7 +52,7 @@ _Layout = tuple[Sequence[int], Sequence[int], torch.dtype]  # shape, strides and
 
 
 def meta_kernels(capability: Capability) -> Mapping[Any, Callable[..., Any]]:
-    """Return the planner's meta kernels by operator. The kernels are for GPUs of a compute capability."""
+    """Return the planner's meta kernels by operator, for GPUs of a compute capability."""
     return {
         **_KERNELS,
         **operator_table(convolution.kernels(capability)),
@@ -151,25 +151,21 @@ def _changes_lists(func: Any) -> bool:
 
 
 def _changes_elements(func: Any) -> bool:
-    """Return whether an operator works in place on its first tensor and keeps its strides."""
+    """Return whether an operator changes its first tensor in place, but not the tensor's size or strides."""
     name = func._schema.name
     return name.endswith("_") and "resize" not in name and torch.Tag.inplace_view not in func.tags
 
 
 def _is_only_tensor(args: tuple[Any, ...]) -> bool:
-    """Return whether the first argument is the only tensor.
-
-    It must be a contiguous floating-point meta tensor.
-    """
+    """Return whether the first argument is a contiguous floating-point meta tensor, and the only tensor."""
     is_alone = is_contiguous_meta(args[0]) and not any(isinstance(one, Tensor) for one in args[1:])
     return is_alone and bool(args[0].dtype.is_floating_point)
 
 
 def _key_of(value: Any) -> Any:
-    """Return a cache key for a call, or for one of its arguments.
+    """Return a cache key for a call or an argument, or None if values of tensors may decide output layouts.
 
-    Calls with equal keys have outputs of equal layouts. The key is None if values of tensors may decide the
-    layout.
+    Calls with equal keys have outputs of equal layouts.
     """
     if isinstance(value, Tensor):
         return (value.shape, value.stride(), value.dtype) if value.is_meta else None

@@ -47,10 +47,7 @@ def channels_last(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _strides_in_order(shape: Sequence[int], outermost_first: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a dense tensor with the given order of dimensions in memory.
-
-    `outermost_first` lists the dimensions in that order.
-    """
+    """Return the strides of a dense tensor with dimensions in the order `outermost_first` in memory."""
     strides = [0] * len(shape)
     step = 1
     for dimension in reversed(outermost_first):
@@ -125,7 +122,7 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def broadcast(shapes: Sequence[Sequence[int]]) -> Sequence[int] | None:
-    """Return the common shape of broadcast shapes, or None if they do not broadcast."""
+    """Return the shape to which all `shapes` broadcast, or None if they do not broadcast."""
     sizes = []
     for place in range(-max(map(len, shapes)), 0):
         common = 1

@@ -61,7 +61,7 @@ class DataDependentError(ModelError):
         self.place = place
 
     def notes(self, values: "ValueInterpreter") -> tuple[str, ...]:
-        """Return notes on whether the values that were read are random or computed.
+        """Return the notes of `values`, and a note on whether the read values were random or computed.
 
         `values` is the interpreter of the second capture, which read them.
         """
@@ -106,7 +106,7 @@ class ValueInterpreter:
             self._set_value(like, StorageValue(storage.nbytes(), real.dtype, None, storage))
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], phase: Phase) -> Any:
-        """Run an operator on the meta device and defer its value.
+        """Run an operator on the meta device, defer the values of its result, and return the result.
 
         An operator that needs values runs on the CPU instead. An operator needs values if it fails on the
         meta device. Values of gradients and of the optimizer's steps are not followed, so parameters keep
@@ -205,10 +205,9 @@ class ValueInterpreter:
     # ---- reads
 
     def _without_masks(self, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Replace each mask among the indices by meta tensors.
+        """Return the indices with each mask replaced by meta tensors, one for each dimension of the mask.
 
-        A mask gets one meta tensor for each of its dimensions. Each meta tensor has as many elements as the
-        mask has true elements, whose number is read.
+        Each meta tensor has as many elements as the mask has true elements, whose number is read.
         """
         replaced: list[Tensor | None] = []
         for index in indices:
@@ -258,10 +257,10 @@ class ValueInterpreter:
     def _run_on_cpu(
         self, op: DeferredOp, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
     ) -> Any:
-        """Return the result of an operator that fails on the meta device.
+        """Return the result of an operator that fails on the meta device: computed, guessed or reused.
 
-        The result is computed, guessed or reused. A reused result is from another run. Raises `error`, the
-        operator's error on the meta device, if the operator fails on the CPU too or returns a sparse tensor.
+        A reused result is from another run. Raises `error`, the operator's error on the meta device, if the
+        operator fails on the CPU too or returns a sparse tensor.
         """
         func, inputs, results = op.func, op.inputs, self._policy.results
         if self._policy.guesses_numbers and self._is_large_number(func, args, inputs):
@@ -301,10 +300,7 @@ class ValueInterpreter:
         return out if stays else map_leaves(lambda real: self._like(real, is_random), out)
 
     def _is_large_number(self, func: Any, args: tuple[Any, ...], inputs: list[StorageValue]) -> bool:
-        """Return whether a float from large random tensors is read.
-
-        If so, the line that reads the float is noted.
-        """
+        """Return whether a call reads a float that depends on large random tensors; if so, note its line."""
         if func is not aten._local_scalar_dense.default or not args[0].dtype.is_floating_point:
             return False
         pending = inspect_pending(inputs)
@@ -337,7 +333,7 @@ class ValueInterpreter:
 
 
 def _source(inputs: list[StorageValue]) -> str:
-    """Return the name of the operator that makes a read's only input, or "" if there is none."""
+    """Return the name of the deferred operator that makes a read's only input, or "" if there is none."""
     op = inputs[0].made_by if len(inputs) == 1 else None
     return "" if op is None else str(op.func._schema.name)
 

@@ -89,10 +89,9 @@ class DeferredOp:
 
 
 def compute(op: DeferredOp) -> tuple[Any, dict[int, torch.UntypedStorage]]:
-    """Run an operator on the CPU.
+    """Run an operator on the CPU, and return its result and copies of the storages to which it writes.
 
-    Returns the result, and copies of the storages that the operator writes. The copies are keyed by the id of
-    the value before the write.
+    The copies are keyed by the id of the value before the write.
     """
     written = {id(view.value) for view in written_arguments(op.func, op.args, op.kwargs)}
     copies: dict[int, torch.UntypedStorage] = {}
@@ -163,7 +162,7 @@ class Pending(NamedTuple):
 
 
 def inspect_pending(values: Sequence[StorageValue], most_bytes: float = float("inf")) -> Pending:
-    """Return the sizes of the values that must be computed to read `values`.
+    """Return the largest and the total bytes to compute for a read of `values`, and whether any are random.
 
     Counting stops once a value is random and the largest size exceeds `most_bytes`.
     """
@@ -220,10 +219,7 @@ def _finite(func: Any, values: Tensor) -> Tensor:
 
 
 def _laid_out(real: Tensor, layout: TensorView, size_bytes: int) -> torch.UntypedStorage:
-    """Return a storage with a real tensor's values in the layout of the meta tensor.
-
-    The storage has `size_bytes` bytes.
-    """
+    """Return a storage of `size_bytes` bytes with a real tensor's values in the layout `layout`."""
     storage = real.untyped_storage()
     as_on_meta = real.stride() == layout.stride and real.storage_offset() == layout.offset
     if not as_on_meta or storage.nbytes() != size_bytes:

@@ -45,11 +45,11 @@ def _survivors(corners: NDArray[np.float64], threshold: float) -> NDArray[np.boo
 
 
 def _near(left: NDArray[np.float64], right: NDArray[np.float64], threshold: float) -> Pairs | None:
-    """Return pairs of boxes that may overlap beyond the threshold, or None if there are too many.
+    """Return the pairs of boxes close enough in x to overlap beyond the threshold, or None if too many.
 
-    The boxes of a pair are close enough in x. `left` and `right` are the boxes' sides. More than `MOST_PAIRS`
-    pairs are too many. An overlapping pair shares more than the threshold of each box's width. So the box
-    that begins further right begins within the first 1 - threshold of the other box's width.
+    `left` and `right` are the boxes' sides. More than `MOST_PAIRS` pairs are too many. An overlapping pair
+    shares more than the threshold of each box's width. So the box that begins further right begins within the
+    first 1 - threshold of the other box's width.
     """
     by_left = np.argsort(left, kind="stable")
     begins = left[by_left]
@@ -67,7 +67,7 @@ def _near(left: NDArray[np.float64], right: NDArray[np.float64], threshold: floa
 def _both_near(
     top: NDArray[np.float64], bottom: NDArray[np.float64], pairs: Pairs, threshold: float
 ) -> Pairs:
-    """Return the pairs in `pairs` whose tops are close enough to overlap beyond the threshold."""
+    """Return the pairs in `pairs` that are also close enough in y to overlap beyond the threshold."""
     one, other = pairs
     slack = max(1 - threshold, 0.0) * (bottom - top) + 1e-9 * np.abs(bottom)
     top = np.ascontiguousarray(top)

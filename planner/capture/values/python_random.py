@@ -9,7 +9,7 @@ from typing import Any
 
 @contextmanager
 def watch_python_random() -> Iterator[Callable[[], tuple[str, ...]]]:
-    """Yield a function that returns a note if the global generators were used inside the context.
+    """Yield a function that returns a note if a global generator was used inside the context, or else ().
 
     Steps and runs may then differ in sizes or control flow: VOLO (timm) mixes images in boxes of random
     sizes.

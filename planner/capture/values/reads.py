@@ -42,10 +42,7 @@ Key = tuple[str, str]  # an operator and the line that calls it
 
 
 class LargeReadError(ModelError):
-    """Raised if a read needs values of a large random tensor.
-
-    The read has no results of another run to reuse.
-    """
+    """Raised if a read needs values of a large random tensor, and no other run's results can be reused."""
 
     def __init__(self, size_bytes: int) -> None:
         super().__init__(f"values of a tensor of {size_bytes} bytes are read")
@@ -53,7 +50,7 @@ class LargeReadError(ModelError):
 
 
 class ManyReadsError(ModelError):
-    """Raised if the reads of a run need values of too many random tensors."""
+    """Raised if the reads of a run compute more bytes of random tensors than the run's limit."""
 
     def __init__(self) -> None:
         super().__init__(f"values of more than {_MOST_BYTES_OF_RUN} bytes are read")
@@ -110,7 +107,7 @@ class ReadLogs:
     bytes_of_sample: float = 0.0  # bytes that the reads of a run compute, divided by its batch size
 
     def are_too_many(self, batch: int) -> bool:
-        """Return whether a run at a batch size makes too many reads to compute. Return False if unknown."""
+        """Return whether a run at a batch size is known, or expected, to read too many values to compute."""
         is_known = self.too_many is not None and batch >= self.too_many
         return is_known or self.bytes_of_sample * batch > 2 * _MOST_BYTES_OF_RUN
 
@@ -141,11 +138,10 @@ def run_with_reads(
     logs: ReadLogs | None = None,
     guesses_numbers: bool = False,
 ) -> Run:
-    """Run a capture at a batch size, and reuse results of reads that are too large or too many.
+    """Run a capture at a batch size, with results of a smaller batch for reads that are too large or many.
 
-    Returns the capture's result. Reused results are from a run at a small batch size. `logs` holds the
-    results of such runs, and further logs are added to it. With `guesses_numbers`, a floating-point number
-    read from large random tensors is `GUESS`.
+    Returns the capture's result. `logs` holds the reads of runs at small batch sizes, and gets those of
+    further runs. With `guesses_numbers`, a floating-point number read from large random tensors is `GUESS`.
     """
     logs = ReadLogs() if logs is None else logs
     policy = partial(ReadPolicy, guesses_numbers=guesses_numbers)
@@ -207,10 +203,7 @@ def _smaller_batch(batch: int, size_bytes: int) -> int:
 
 
 def result_of(func: Any, elements: int, out: Any) -> ReadResult:
-    """Convert the result of a read to the form that a log stores.
-
-    The form is a number, a small copy, or shapes. A large copy on the CPU is stored as None.
-    """
+    """Return a read's result as a log stores it: a number, a small copy, shapes, or None for a large copy."""
     if func is aten._to_copy.default and isinstance(out, Tensor):
         return ReadResult(elements, out.clone() if out.numel() <= _MOST_ELEMENTS else None)
     if isinstance(out, Tensor | tuple):
@@ -234,11 +227,11 @@ def scaled_count(result: ReadResult, elements: int) -> int:
 
 
 def scaled_result(func: Any, result: ReadResult, read: Tensor) -> Any:
-    """Return the result of reading a tensor, derived from a stored result.
+    """Return the result of reading `read`, derived from the stored result of a smaller tensor.
 
-    The stored result is of a smaller tensor. The length of a selection is scaled in proportion, and a number
-    is returned unchanged. Returns None for a copy on the CPU that is not stored or has another shape, and
-    NotImplemented for an operator whose results do not scale.
+    The length of a selection is scaled in proportion, and a number is returned unchanged. Returns None for a
+    copy on the CPU that is not stored or has another shape, and NotImplemented for an operator whose results
+    do not scale.
     """
     out = result.out
     if func is aten._to_copy.default:

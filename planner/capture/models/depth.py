@@ -17,12 +17,11 @@ _PLAIN = (bool, int, float, str, tuple, list, type(None))  # types of attributes
 
 
 def find_depth(job: Job, least: int) -> Depth | None:
-    """Return the depth of a transformers model with equal blocks, else None.
+    """Return the `Depth` of a transformers model with at least `least` equal blocks, or else None.
 
-    None is also returned for fewer than `least` blocks. The first and the last block may differ from the
-    others. None is also returned for models of other sources, for a model that cannot be built, and if an
-    option of the job may name single blocks. The model is built on the meta device. Raises UsageError for an
-    unknown model.
+    The first and the last block may differ from the others. None is also returned for a model that cannot be
+    built, and if an option of the job may name single blocks. The model is built on the meta device. Raises
+    UsageError for an unknown model.
     """
     source, name = split_model(job.model.origin)
     if source != hf.SOURCE or _may_name_blocks(job):
@@ -54,10 +53,9 @@ def _may_name_blocks(job: Job) -> bool:
 
 
 def _has_equal_blocks(model: nn.Module, count: int) -> bool:
-    """Return whether all inner blocks of a model are equal.
+    """Return whether the blocks of a model are equal, without the first and the last block.
 
-    Blocks are in lists of `count` modules. The first and the last block of a list may differ. False if the
-    model has no list of `count` modules.
+    Blocks are in lists of `count` modules. False if the model has no list of `count` modules.
     """
     lists = [
         [*module.children()]
@@ -68,10 +66,9 @@ def _has_equal_blocks(model: nn.Module, count: int) -> bool:
 
 
 def _structure(block: nn.Module) -> tuple[Any, ...]:
-    """Return the properties by which blocks are compared.
+    """Return a block's module types, parameter shapes and plain attributes, by which blocks are compared.
 
-    These are module types, parameter shapes and plain attributes. Private attributes, and attributes that
-    number a block, are left out.
+    Private attributes, and attributes that number a block, are left out.
     """
     return tuple(
         (

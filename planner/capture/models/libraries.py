@@ -104,10 +104,7 @@ def find_in_namespace(source: str, name: str, namespace: ModuleType) -> Callable
 
 
 def unknown_name(source: str, name: str, names: list[str], what: str = "model") -> UsageError:
-    """Return the error for a name that a source lacks.
-
-    The error lists similar names, or else the first names.
-    """
+    """Return the UsageError for a name that a source lacks, with similar names or else the first names."""
     near = nearest(name, names)
     hint = f"the nearest: {near}" if near else f"it has {', '.join(names[:8])}" + " ..." * (len(names) > 8)
     return UsageError(f"{source} has no {what} {shown(name)}; {hint}")

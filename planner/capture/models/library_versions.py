@@ -28,10 +28,7 @@ HELD_VERSIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 
 def notes_on_versions() -> Iterator[str]:
-    """Yield a note for each imported library of an unexpected version.
-
-    Its major or minor version differs from `HELD_VERSIONS`.
-    """
+    """Yield a note for each imported library whose major or minor version differs from `HELD_VERSIONS`."""
     for name, (held, _) in HELD_VERSIONS.items():
         version = public_version(getattr(sys.modules.get(name), "__version__", None))
         if version is not None and ".".join(version.split(".")[:2]) != held:

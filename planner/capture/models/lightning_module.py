@@ -1,8 +1,7 @@
-"""Train a LightningModule by its own methods.
+"""Train a LightningModule by its own methods `training_step` and `configure_optimizers`.
 
-These are `training_step` and `configure_optimizers`. The module is attached to a `Trainer` of its Lightning
-package, without loggers, callbacks and loops, so that code which reads the trainer or steps optimizers by
-hand works unchanged. Facts from lightning 2.6.
+The module is attached to a `Trainer` of its Lightning package, without loggers, callbacks and loops, so that
+code which reads the trainer or steps optimizers by hand works unchanged. Facts from lightning 2.6.
 """
 
 import importlib
@@ -25,10 +24,7 @@ _LOGGERS = ("lightning.pytorch.utilities.rank_zero", "pytorch_lightning.utilitie
 
 
 def is_lightning_module(module: object) -> bool:
-    """Return whether an object is a LightningModule.
-
-    The class is of `lightning.pytorch` or `pytorch_lightning`.
-    """
+    """Return whether an object is a LightningModule of `lightning.pytorch` or `pytorch_lightning`."""
     return lightning_package_of(module) is not None
 
 

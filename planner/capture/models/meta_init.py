@@ -43,11 +43,10 @@ def construct_on_meta(construct: Callable[[], object]) -> object:
 
 
 def construct_with_values(construct: Callable[[], object]) -> tuple[object, list[tuple[Tensor, Tensor]]]:
-    """Return the result of `construct`, and the values of its tensors.
+    """Return the result of `construct`, and a (tensor with values, meta tensor) pair for each known tensor.
 
-    The values are pairs of a tensor with values and its meta tensor. All buffers have values. Parameters that
-    modules register meanwhile have none, unless the constructor reads values of parameters. Raises the
-    constructor's error.
+    All buffers have values. Parameters that modules register meanwhile have none, unless the constructor
+    reads values of parameters. Raises the constructor's error.
     """
     return _try_strategies(construct, _WITH_VALUES)
 
@@ -217,11 +216,11 @@ def move_to_meta(model: nn.Module, placement: Placement) -> list[tuple[Tensor, T
 
 
 def _move(tensor: Tensor, like: Tensor, placed: PlacedTensors) -> tuple[Tensor, Tensor]:
-    """Move a tensor to the meta device in place.
+    """Move a tensor to the meta device in place if possible, and return (its values, the meta tensor).
 
-    `like` is its counterpart on the meta device. Returns a tensor with its values, and the meta tensor. The
-    tensor object itself is moved, since optimizers and closures may hold it too. If a graph or a weak
-    reference prevents this, the tensor keeps its values, and the meta tensor is `like`.
+    `like` is its counterpart on the meta device. The tensor object itself is moved, since optimizers and
+    closures may hold it too. If a graph or a weak reference prevents this, the tensor keeps its values, and
+    the meta tensor is `like`.
     """
     storages = [one.untyped_storage() for one in parts(tensor)]
     vars(like).update(vars(tensor))

@@ -60,10 +60,7 @@ class _DoubleConv(nn.Module):
 
 
 def _downsample(in_channels: int, out_channels: int, *, inplace_relu: bool) -> nn.Sequential:
-    """Return layers that halve the resolution and apply a `_DoubleConv`.
-
-    Max pooling halves the resolution.
-    """
+    """Return layers that halve the resolution by max pooling and apply a `_DoubleConv`."""
     return nn.Sequential(nn.MaxPool2d(2), _DoubleConv(in_channels, out_channels, inplace_relu=inplace_relu))
 
 

@@ -32,7 +32,7 @@ class DiffusersClass:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Return the argument for each parameter of the constructor, or else the default or None."""
+        """Return the value of each of the constructor's parameters: the argument, or the default, or None."""
         return {
             name: self.arguments.get(name, None if one.default is one.empty else one.default)
             for name, one in _parameters(self.model_class.__init__).items()
@@ -99,7 +99,7 @@ def _class_of(diffusers: ModuleType, name: str) -> Any:
 
 
 def _read_folder(diffusers: ModuleType, folder: Path) -> tuple[Any, dict[str, Any]]:
-    """Return the class and arguments in a folder's config.json. The arguments are for the constructor."""
+    """Return the class that a folder's config.json names, and the arguments for its constructor."""
     path = folder / "config.json"
     values = read_json(path, "a folder with a config.json")
     name = values.get("_class_name") if isinstance(values, dict) else None

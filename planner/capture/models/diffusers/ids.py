@@ -1,4 +1,4 @@
-"""Make diffusers' models compute arguments without a batch dimension if they are not passed.
+"""Make diffusers' models compute position ids and image shapes that are not passed.
 
 Training scripts make the arguments on the GPU for each call. Flux and similar models take the positions of
 image and text tokens as rows of three numbers (`FluxPipeline._prepare_latent_image_ids`), Qwen-Image takes
@@ -42,5 +42,5 @@ def add_ids(model: nn.Module) -> None:
 
 
 def _positions(tokens: Tensor) -> Tensor:
-    """Return zeros as positions, of shape tokens x 3, for hidden states of shape batch x tokens x width."""
+    """Return zero positions of shape tokens x 3 for hidden states of shape batch x tokens x width."""
     return torch.zeros(tokens.shape[1], 3, device=tokens.device, dtype=tokens.dtype)

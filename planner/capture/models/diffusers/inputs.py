@@ -162,10 +162,9 @@ def _conditional_unet(config: Config) -> Sample:
 
 
 def _conditioning_image(config: Config, latents: tuple[int, ...]) -> TensorSpec:
-    """Return a ControlNet's conditioning image.
+    """Return the spec of a ControlNet's conditioning image, in the full resolution of latents of a shape.
 
-    It has full resolution, computed from the shape of the latents. The network's embedding halves the image
-    between each of its widths and the next.
+    The network's embedding halves the image between each of its widths and the next.
     """
     halvings = len(config.get("conditioning_embedding_out_channels") or (16, 32, 96, 256)) - 1
     channels = config.get("conditioning_channels") or 3
@@ -335,10 +334,9 @@ def _video_autoencoder(config: Config) -> Sample:
 
 
 def _quantizing_autoencoder(config: Config) -> Sample:
-    """Return the image that a quantizing autoencoder takes as input.
+    """Return a quantizing autoencoder's image, with no channel axis, so that the loss is a sum.
 
-    The channel axis is None, so the loss is a sum. The model also returns a loss of the codes, so an MSE with
-    a target does not apply.
+    The model also returns a loss of the codes, so an MSE with a target does not apply.
     """
     return Sample(_autoencoder(config).inputs, None)
 

@@ -54,10 +54,10 @@ class LiveEvaluation:
         )
 
     def run(self, module: nn.Module, tensors: Iterable[Tensor]) -> Any:
-        """Run the evaluation step on a batch, and return its loss and result.
+        """Run the evaluation step on a batch, and return its "loss" and "result" in a dictionary.
 
-        The dictionary has the entries "loss" and "result". The loss is the first tensor of the result. A
-        captured loop keeps the result alive until the next batch.
+        The loss is the first tensor of the result. A captured loop keeps the result alive until the next
+        batch.
         """
         result = self.step(module, _rebuilt(self.sample, tensors))
         kept = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
@@ -101,18 +101,18 @@ class _StepModule(nn.Module):
 
     @property
     def make_own_optimizer(self) -> Callable[[], optim.Optimizer] | None:
-        """Return a function that makes the live optimizer, or None if there is none.
+        """Return a function that rebuilds the live optimizer over the copy, or None without a live optimizer.
 
-        The optimizer is made over the copy. Without it, the job's optimizer is used.
+        Without it, the job's optimizer is used.
         """
         optimizer = self._optimizer
         return None if optimizer is None else lambda: optimizer.over(self.module)
 
 
 def evaluated_loader(model: nn.Module, batch: int) -> Callable[[], Any] | None:
-    """Return a function that makes evaluation batches, or None without an evaluation.
+    """Return a function that makes a live module's evaluation batches, or None if it has no evaluation.
 
-    The evaluation is of a live module. `batch` is the batch size of the training run.
+    `batch` is the batch size of the training run.
     """
     evaluation = model._evaluation if isinstance(model, _StepModule) else None
     return None if evaluation is None else lambda: (evaluation.load(batch), {}, None)
@@ -214,10 +214,10 @@ def weightless_memo(modules: Iterable[nn.Module], memo: dict[int, Any]) -> None:
 
 
 def complete_copy(module: nn.Module, copied: nn.Module, memo: dict[int, Any]) -> None:
-    """Complete a deep copy of a module: rebind closures, and compile submodules.
+    """Complete a deep copy of a module: rebind closures, and compile modules whose originals are compiled.
 
-    Closures then refer to copied objects. A module is compiled if its original is, since copying drops the
-    compiled form (torch/nn/modules/module.py, `__getstate__`). `memo` is the memo of the deep copy.
+    Closures then refer to copied objects. Copying drops the compiled form (torch/nn/modules/module.py,
+    `__getstate__`). `memo` is the memo of the deep copy.
     """
     compiled = {name for name, one in module.named_modules() if one._compiled_call_impl is not None}
     for name, one in copied.named_modules():
@@ -237,5 +237,5 @@ def fields_of_process() -> dict[str, Any]:
 
 
 def is_deterministic() -> bool:
-    """Return whether torch uses only deterministic algorithms in this process."""
+    """Return whether `torch.use_deterministic_algorithms` is on in this process."""
     return torch.are_deterministic_algorithms_enabled()

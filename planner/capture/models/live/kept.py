@@ -51,7 +51,7 @@ class LiveConstructor:
 
 
 class _Noted(NamedTuple):
-    """A module or an optimizer, with a copy of each dict and list that it holds.
+    """A module or an optimizer, with a shallow copy of each dict and list that it holds.
 
     The parameter groups and the state of an optimizer are included.
     """
@@ -151,7 +151,7 @@ _STATE: ContextVar[_LiveState | None] = ContextVar("live_state", default=None)
 
 @contextmanager
 def live_modules_restored() -> Iterator[None]:
-    """Restore on exit the modules and optimizers of the caller that are planned inside the context.
+    """Restore on exit the caller's modules and optimizers that captures inside the context plan or change.
 
     If the plan fails, the variables of its frames are cleared, since they may hold the moved tensors.
     """
@@ -169,10 +169,7 @@ def live_modules_restored() -> Iterator[None]:
 
 
 def live_state() -> _LiveState:
-    """Return the state of modules and optimizers that the enclosing context restores.
-
-    Outside of `live_modules_restored` the state is of no use.
-    """
+    """Return the state that the enclosing `live_modules_restored` restores, or else an unused state."""
     return _STATE.get() or _LiveState()
 
 

@@ -93,7 +93,7 @@ class CopiedOptimizer:
 
 
 def _copied(value: Any) -> Any:
-    """Return a deep copy of a value, or the value itself if it is a class or a singleton."""
+    """Return a deep copy of a value, or the value itself if it is a class or its class has `get_instance`."""
     is_shared = hasattr(type(value), "get_instance")  # a singleton, such as bitsandbytes' manager
     return value if is_shared or isinstance(value, type) else copy.deepcopy(value)
 
@@ -102,10 +102,10 @@ AnyLiveOptimizer = LiveOptimizer | CopiedOptimizer
 
 
 def read_optimizer(optimizer: optim.Optimizer, module: nn.Module) -> AnyLiveOptimizer:
-    """Return a description from which an optimizer of `module` is rebuilt.
+    """Return a description of an optimizer of `module`, from which it is rebuilt over copies of the module.
 
-    The optimizer is rebuilt over a copy of the module. Parameters are described by their names in the module.
-    Raises UsageError for parameters that are not the module's, and for optimizers that need a closure.
+    Parameters are described by their names in the module. Raises UsageError for parameters that are not the
+    module's, and for optimizers that need a closure.
     """
     if needs_closure(optimizer):
         raise UsageError(
@@ -135,10 +135,9 @@ def is_torch_class(kind: type) -> bool:
 
 
 def _overrides(optimizer: optim.Optimizer, module: nn.Module) -> dict[str, Any]:
-    """Return bitsandbytes' settings for single parameters, by parameter name.
+    """Return bitsandbytes' settings for single parameters, by parameter name, or {} for other libraries.
 
-    The dictionary is empty for other libraries. The settings are registered for parameters, or for attributes
-    of modules.
+    The settings are registered for parameters, or for attributes of modules.
     """
     manager = getattr(optimizer, "mng", None)
     if manager is None:
@@ -163,10 +162,7 @@ def settings_of(optimizer: optim.Optimizer) -> optim.Optimizer:
 
 
 def notes_of_optimizer(optimizer: AnyLiveOptimizer) -> tuple[str, ...]:
-    """Return a note on options that change the memory of an optimizer.
-
-    Only options that differ from their defaults are noted.
-    """
+    """Return a note on an optimizer's options that change its memory and differ from defaults, or ()."""
     parameters = inspect.signature(optimizer.kind).parameters
     defaults = {name: one.default for name, one in parameters.items()}
     changed: dict[str, Any] = {}
@@ -188,7 +184,7 @@ def optimizer_maker(model: nn.Module, job: Job) -> MakeOptimizer:
 
 
 def _on_cuda(kind: type[optim.Optimizer], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with `foreach` as torch chooses it on CUDA. Source: torch/optim/optimizer.py."""
+    """Return the options, with a `foreach` of None as torch chooses it on CUDA (torch/optim/optimizer.py)."""
     resolved = dict(options)
     if not resolved.get("fused") and resolved.get("foreach") is None and "foreach" in resolved:
         resolved["foreach"] = kind is not optim.Adafactor
@@ -214,10 +210,9 @@ _OPTIMIZERS = {make.func: kind for kind, make in reversed(CONSTRUCTORS.items())}
 
 
 def fields_of_optimizer(optimizer: Any) -> dict[str, Any]:
-    """Return the job fields that describe an optimizer.
+    """Return the job fields `optimizer` and `optimizer_impl` that describe an optimizer.
 
-    The fields are `optimizer` and `optimizer_impl`. Raises UsageError for `differentiable=True`, which is not
-    planned.
+    Raises UsageError for `differentiable=True`, which is not planned.
     """
     options = optimizer.param_groups[0]
     kind = name_of_optimizer(type(optimizer), options)
@@ -234,10 +229,7 @@ def fields_of_optimizer(optimizer: Any) -> dict[str, Any]:
 
 
 def name_of_optimizer(kind: type, options: Any) -> Optimizer | str:
-    """Return a job's name for an optimizer.
-
-    It is a short name if one exists, else the dotted name of the class.
-    """
+    """Return a job's short name for an optimizer, or else the dotted name of its class."""
     if kind is optim.SGD and options.get("momentum"):
         return Optimizer.NESTEROV if options.get("nesterov") else Optimizer.MOMENTUM
     if kind in _OPTIMIZERS:

@@ -36,7 +36,7 @@ _BLOCK_BYTES = 512  # the caching allocator rounds sizes up to multiples of this
 
 
 class LiveTraining(Struct, frozen=True):
-    """A training loop as derived from its objects. It has the module, the fields of a job and the step."""
+    """A training loop as derived from its objects: the module, the fields of a job and the step."""
 
     module: nn.Module  # without wrappers
     name: str  # name of the module's class
@@ -110,10 +110,9 @@ def _unwrapped(model: Any) -> tuple[nn.Module, dict[str, Any], bool]:
 
 
 def _precision_of(module: nn.Module) -> dict[str, Any]:
-    """Return a job's field `precision`.
+    """Return a job's field `precision` by the enclosing autocast or else half-precision weights, or else {}.
 
-    It follows the enclosing autocast region, or else half-precision weights. The dictionary is empty if
-    neither applies: weights count only if all have the same half-precision type.
+    Weights count only if all have the same half-precision type.
     """
     if torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")
@@ -210,10 +209,7 @@ def other_bytes(model: nn.Module, optimizer: optim.Optimizer, batch: object, ind
 
 
 def hold_other_bytes(module: nn.Module, size_bytes: int) -> None:
-    """Register a meta buffer of `size_bytes` on a module.
-
-    The buffer stands for other memory in use on the GPU.
-    """
+    """Register a meta buffer of `size_bytes` on a module, for other memory in use on the GPU."""
     module.register_buffer("held_beside", torch.empty(size_bytes, dtype=torch.uint8, device="meta"))
 
 

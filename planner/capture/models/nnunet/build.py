@@ -34,7 +34,7 @@ _ARGUMENTS = ("configuration", "patch_size", "replan", "input_channels", "num_cl
 
 
 class Configuration:
-    """A configuration of nnU-Net's plans. It has the network, patch, channels and classes."""
+    """A configuration of nnU-Net's plans: its network, patch, channels and classes."""
 
     def __init__(self, file: str, arguments: Mapping[str, Any]) -> None:
         """Read the plans file and the dataset.json in its folder.
@@ -123,10 +123,9 @@ def build(file: str, **arguments: Any) -> nn.Module:
 
 
 def complete_nnunet(job: Job, file: str, arguments: Mapping[str, Any]) -> Job:
-    """Return the job with a patch as input.
+    """Return the job with a patch as input, and the patch's segmentations if it trains on the model's loss.
 
-    A job that trains on the model's loss also gets the patch's segmentations as inputs. Raises UsageError if
-    the job is compiled, or names other inputs.
+    Raises UsageError if the job is compiled, or names other inputs.
     """
     if job.model.compile is not Compile.NONE:
         raise UsageError(
@@ -148,7 +147,7 @@ def complete_nnunet(job: Job, file: str, arguments: Mapping[str, Any]) -> Job:
 
 
 def planned_patches(job: Job) -> tuple[tuple[int, ...], ...]:
-    """Return the patches that nnU-Net's planner would try, smallest first.
+    """Return the patch sizes that nnU-Net's planner would try, smallest first.
 
     The patches are for the job's configuration. Patches with fewer than two stages are left out, since they
     have no network. Raises ModelError for plans without the spacing or the median shape of the images.
@@ -226,7 +225,7 @@ def _inherited(configurations: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _imported(file: str, name: str, package: str) -> Any:
-    """Return the object with a dotted name.
+    """Import and return the object with the dotted name `name`.
 
     Raises ModelError for a name that is not in `package` or does not exist; `file` is for messages.
     """

@@ -1,8 +1,8 @@
-"""Compute the patch sizes that nnU-Net's planner tries.
+"""Compute the patch sizes that nnU-Net's planner tries, and the network that it chooses for each.
 
-For each patch size it chooses a network. The rules follow nnunetv2/experiment_planning/experiment_planners:
-network_topology.py, get_pool_and_conv_props, for the strides and kernels of a patch, and
-default_experiment_planner.py, get_plans_for_configuration, for the patches, from the largest down.
+The rules follow nnunetv2/experiment_planning/experiment_planners: network_topology.py,
+get_pool_and_conv_props, for the strides and kernels of a patch, and default_experiment_planner.py,
+get_plans_for_configuration, for the patches, from the largest down.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,10 +36,9 @@ class Topology(Struct, frozen=True):
 
 
 def plan_topology(spacing: Sequence[float], patch: Sizes) -> Topology:
-    """Return the topology that nnU-Net's planner chooses for a patch size.
+    """Return the topology that nnU-Net's planner chooses for a voxel spacing and a patch size.
 
-    It also depends on the voxel spacing. The network has a stage for each halving of the long, finely spaced
-    axes.
+    The network has a stage for each halving of the long, finely spaced axes.
     """
     spaces, sizes = list(spacing), list(patch)
     kernel = [1] * len(sizes)

@@ -34,11 +34,11 @@ _MIB = 2**20
 
 
 def quantize_linears(model: nn.Module, job: Job) -> nn.Module:
-    """Quantize the model's linear layers in place as the job says.
+    """Quantize the model's linear layers in place as the job says, and return the model.
 
-    Returns the model. Layers of bitsandbytes replace the model's layers, and quantize when they are moved to
-    the GPU; torchao quantizes at once. Without `--quantize` the model is unchanged. Raises UsageError for an
-    unknown or unsuitable option, ModelError if nothing is replaced or a library fails.
+    Layers of bitsandbytes replace the model's layers, and quantize only when they are moved to the GPU;
+    torchao quantizes at once. Without `--quantize` the model is unchanged. Raises UsageError for an unknown
+    or unsuitable option, ModelError if nothing is replaced or a library fails.
     """
     if job.model.quantize is Quantize.NONE:
         return model
@@ -132,7 +132,7 @@ def quantized_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def quantized_on_meta(weight: Any, memo: dict[int, Any]) -> nn.Parameter | None:
-    """Return the meta counterpart of a quantized weight, or None for other weights.
+    """Return the meta counterpart of a weight that bitsandbytes has quantized, or None for other weights.
 
     The counterparts of the tensors and states that belong to the weight are added to `memo`, the memo of a
     `copy.deepcopy`, since modules hold them too.
@@ -182,7 +182,7 @@ def quantize_on_meta(model: nn.Module) -> dict[int, list[Tensor]]:
 
 
 def _parts(module: Any) -> list[Tensor]:
-    """Return the tensors of a module's quantized weight.
+    """Return the tensors of which a module's quantized weight consists.
 
     The scales of an 8-bit weight are in the module's state after its first call.
     """
@@ -235,18 +235,15 @@ def adapters_as_made(model: nn.Module) -> Iterator[tuple[nn.Parameter, Tensor]]:
 
 
 def prepare_for_kbit_training(model: nn.Module) -> None:
-    """Prepare a quantized model on a GPU for training, as `--prepare-kbit` plans.
-
-    Frozen weights are cast, and the cache is emptied.
-    """
+    """Cast frozen weights of a quantized model to float32 and empty the cache, as `--prepare-kbit` plans."""
     cast_to_float32(model)
     torch.cuda.empty_cache()
 
 
 def cast_to_float32(model: nn.Module) -> None:
-    """Cast frozen half-precision weights to float32.
+    """Cast a model's frozen half-precision weights to float32, except quantized weights.
 
-    Quantized weights are not cast. peft's `prepare_model_for_kbit_training` does the same.
+    peft's `prepare_model_for_kbit_training` does the same.
     """
     for parameter in model.parameters():
         is_half = parameter.dtype in (torch.float16, torch.bfloat16)
@@ -255,7 +252,7 @@ def cast_to_float32(model: nn.Module) -> None:
 
 
 def notes_on_quantized(job: Job, model: nn.Module) -> tuple[str, ...]:
-    """Return notes on a plan with frozen quantized weights. There are none for other plans."""
+    """Return notes on a plan with frozen quantized weights, or () for other plans."""
     if job.model.quantize is Quantize.NONE or job.model.quantize.is_trained:
         return ()
     notes = [

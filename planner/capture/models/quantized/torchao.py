@@ -59,12 +59,12 @@ def import_torchao() -> None:
 
 
 def kept_modules(model: nn.Module, skipped: list[str] | None) -> list[str]:
-    """Return the names of the modules that are not quantized.
+    """Return the names of the modules that are not to be quantized, by the rule of the model's library.
 
-    The model's library has a rule for them. `skipped` are the modules that the job names, or None if it names
-    none. transformers keeps the output layer and the modules that it holds in float32; diffusers keeps only
-    the latter (`_process_model_before_weight_loading` of its quantizers). In a user's own module the last
-    linear layer is kept, as transformers would.
+    `skipped` are the modules that the job names, or None if it names none. transformers keeps the output
+    layer and the modules that it holds in float32; diffusers keeps only the latter
+    (`_process_model_before_weight_loading` of its quantizers). In a user's own module the last linear layer
+    is kept, as transformers would.
     """
     in_float32: Any = getattr(model, "_keep_in_fp32_modules", None)
     if is_of_diffusers(model):
@@ -122,9 +122,9 @@ def _config_of(job: Job) -> Any:
 
 
 def _configured(job: Job, make: Callable[..., Any], given: Mapping[str, Any]) -> Any:
-    """Return the configuration that `make` makes from `given` and the job's values.
+    """Return the configuration that `make` makes from `given`, which the job's values override.
 
-    The job's values override `given`. Raises UsageError for a value that `make` does not take.
+    Raises UsageError for a value that `make` does not take.
     """
     known = [name for name in signature(make).parameters if name != "version"]
     values = dict(job.model.quantize_arg)

@@ -40,7 +40,7 @@ def prepare_torchvision() -> None:
 
 
 def _loads_extension(package: Path) -> bool:
-    """Return whether torchvision's extension loads.
+    """Return whether torchvision's extension loads, by loading it, or True with a CUDA build of torch.
 
     It is loaded as torchvision/extension.py will load it. Loading a library twice does no harm. The
     extension's name is `_C` up to torchvision 0.28 and `_C_stable` since 0.29. With a CUDA torch the result

@@ -60,15 +60,12 @@ def is_of_transformers(job: Job) -> bool:
 
 
 def is_padded(job: Job) -> bool:
-    """Return whether a job's batches are padded.
-
-    Only a transformers model with `padded=False` has no padding.
-    """
+    """Return whether a job's batches count as padded: not if a transformers model has `padded=False`."""
     return not (is_of_transformers(job) and dict(job.model.args).get("padded", True) is False)
 
 
 def notes_of(job: Job, model: object) -> tuple[str, ...]:
-    """Return notes on assumptions about a transformers model's inputs. There are none for other models."""
+    """Return notes on assumptions about a transformers model's inputs, or () for other models."""
     if not is_of_transformers(job):
         return ()
     keywords = {spec.keyword for spec in job.samples.inputs}
@@ -140,10 +137,10 @@ def _choose(transformers: Any, name: str, task: str | None, given: Mapping[str, 
 
 
 def _complete_config(config: Any, model_class: Any, given: Mapping[str, Any]) -> None:
-    """Set configuration values that training needs but defaults leave open.
+    """Set values that training needs but defaults leave open, and disable random regularization.
 
-    No such value decides memory. Random regularization is disabled unless `given` sets it: SpecAugment masks
-    the same number of frames in any case, and a plan is made for steps in which LayerDrop skips no layer.
+    No such value decides memory. Regularization that `given` sets stays: SpecAugment masks the same number of
+    frames in any case, and a plan is made for steps in which LayerDrop skips no layer.
     """
     if "ForSequenceClassification" in model_class.__name__ and getattr(config, "pad_token_id", 0) is None:
         config.pad_token_id = 0  # decoders refuse batches above 1 without one
@@ -158,10 +155,10 @@ def _complete_config(config: Any, model_class: Any, given: Mapping[str, Any]) ->
 
 
 def depth_argument(transformers: Any, name: str, arguments: Mapping[str, Any]) -> tuple[str, int] | None:
-    """Return the argument that sets the number of blocks, or None if blocks differ.
+    """Return (name, value) of the argument that sets the number of blocks, or None if blocks differ.
 
-    The argument is (name, value). None is also returned if the model is an encoder-decoder, or if another
-    argument counts the blocks. Raises UsageError as `choose_class` does.
+    None is also returned if the model is an encoder-decoder, or if another argument counts the blocks. Raises
+    UsageError as `choose_class` does.
     """
     config = choose_class(transformers, name, arguments).config
     blocks = getattr(config, _DEPTH, None)
@@ -244,11 +241,7 @@ def _config_class(transformers: Any, file_config: Mapping[str, Any], folder: Pat
 
 
 def _class_of_folder(transformers: Any, config: Any, file_config: Mapping[str, Any], task: str | None) -> Any:
-    """Return the model class of a folder.
-
-    It is the task's class, or else the first class in `architectures`. With neither, it is the model type's
-    default class.
-    """
+    """Return the model class for a task, or else a folder's first architecture or its type's default."""
     architectures = file_config.get("architectures") or []
     if task is None and architectures:
         model_class = getattr(transformers, str(architectures[0]), None)
@@ -284,10 +277,9 @@ def _class_of_type(transformers: Any, kind: str, task: str | None) -> Any:
 
 
 def _configure(config_class: Any, file_config: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
-    """Return a configuration with the values `given`.
+    """Return a configuration with the values in `given`, or else in the file, or else the defaults.
 
-    Other values come from the file, or are defaults. Raises UsageError for a key that the configuration
-    lacks, which transformers would ignore.
+    Raises UsageError for a key that the configuration lacks, which transformers would ignore.
     """
     whole = copy.deepcopy(dict(file_config))
     if "num_labels" in given:  # otherwise the number of label names in the file would win

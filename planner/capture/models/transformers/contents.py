@@ -1,4 +1,4 @@
-"""Make the inputs of transformers' models whose values matter: image tokens in texts, objects in images.
+"""Make values that transformers' models check in their inputs: image tokens in texts, objects in images.
 
 A model refuses a text with too few image tokens, and a detector compares its boxes with lists of labels, so
 sizes alone are not enough.
@@ -114,10 +114,7 @@ def takes_masks(name: str) -> bool:
 
 
 def _objects() -> dict[str, Tensor]:
-    """Return a detector's labels for one image.
-
-    These are classes, and boxes with relative centres and sizes.
-    """
+    """Return a detector's labels for one image: classes, and boxes with relative centres and sizes."""
     place = torch.arange(1, OBJECTS + 1) / (OBJECTS + 1)
     size = (1 + torch.arange(OBJECTS) % 4) / 16
     return {

@@ -156,11 +156,10 @@ def _main_inputs(choice: TransformersClass, given: Mapping[str, TensorSpec]) -> 
 
 
 def _image_in_text(choice: TransformersClass, given: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """Return a text and an image as inputs.
+    """Return the given or default text and image as inputs, and token types if the model needs them.
 
-    The job's text and image are used if given, and token types are added if the model needs them. A default
-    text has `TEXT_TOKENS` tokens after the image's tokens. Raises UsageError for an image of a wrong shape,
-    or a text that is too short for the image's tokens.
+    A default text has `TEXT_TOKENS` tokens after the image's tokens. Raises UsageError for an image of a
+    wrong shape, or a text that is too short for the image's tokens.
     """
     image = given.get(_IMAGE) or _image(choice)
     if takes_patches(choice.config) and not (

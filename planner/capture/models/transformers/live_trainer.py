@@ -70,7 +70,7 @@ def left_out(trainer: Any) -> tuple[str, ...]:
 
 
 def trainer_maker(trainer: Any, micro_batches: int, evaluates: bool = True) -> Callable[[], Any]:
-    """Return a function that copies a trainer in a capture.
+    """Return a function that copies a trainer, to be called in a capture.
 
     The copy runs `micro_batches` micro-batches per step. With `evaluates=False` the copy does not evaluate.
     """

@@ -143,10 +143,7 @@ class TrainerModule(StepModule):
         self._check(trainer.args, job.model.name)
 
     def tensors_on_host(self) -> Iterator[Tensor]:
-        """Yield the tensors that are on the CPU before `train()`.
-
-        These are the model's tensors if FSDP shards it, else none.
-        """
+        """Yield the model's tensors if FSDP shards it, since they are on the CPU before `train()`."""
         if self.trainer.args.fsdp:
             yield from self.trainer.model.parameters()
             yield from self.trainer.model.buffers()
@@ -247,10 +244,7 @@ class TrainerModule(StepModule):
 
 
 def _calling_between_steps(call: Callable[[int], None]) -> Any:
-    """Return a callback that calls `call` with the number of finished steps.
-
-    The first call, before the first step, passes 0.
-    """
+    """Return a callback that calls `call` with the number of finished steps, first with 0 before any step."""
     from transformers import TrainerCallback
 
     class Callback(TrainerCallback):  # type: ignore[misc]
@@ -264,10 +258,7 @@ def _calling_between_steps(call: Callable[[int], None]) -> Any:
 
 
 def _of_fsdp(arguments: Any) -> dict[str, Any]:
-    """Return the FSDP settings that are refused if true, by name.
-
-    The dictionary is empty if FSDP is not used.
-    """
+    """Return the FSDP settings that are refused if true, by name, or {} if FSDP is not used."""
     if not arguments.fsdp:
         return {}
     given = arguments.fsdp_plugin_args or {}

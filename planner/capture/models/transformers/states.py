@@ -52,20 +52,18 @@ def state_width(text: Any) -> int:
 
 
 def _scan(text: Any, state: str, kernel: str) -> tuple[int, int]:
-    """Return the sizes of Mamba's convolution and recurrent states.
+    """Return the sizes of Mamba's convolution and recurrent states, in elements.
 
-    Sizes are in elements. `state` and `kernel` name the attributes of the state's size and the convolution's
-    width.
+    `state` and `kernel` name the attributes of the state's size and the convolution's width.
     """
     width = state_width(text)
     return (getattr(text, kernel) - 1) * width, width * getattr(text, state)
 
 
 def _heads(text: Any, groups: str, heads: str, head: str, state: str, kernel: str) -> tuple[int, int]:
-    """Return the sizes of Mamba 2's convolution and recurrent states.
+    """Return the sizes of Mamba 2's convolution and recurrent states, in elements.
 
-    Sizes are in elements. The convolution also takes the inputs that groups of heads share. The strings name
-    attributes of `text`.
+    The convolution also takes the inputs that groups of heads share. The strings name attributes of `text`.
     """
     numbers = [getattr(text, name) for name in (groups, heads, head, state, kernel)]
     shared, count, size, carried, taps = numbers
@@ -73,7 +71,7 @@ def _heads(text: Any, groups: str, heads: str, head: str, state: str, kernel: st
 
 
 def _delta(text: Any) -> tuple[int, int]:
-    """Return the sizes of a gated delta net's convolution and recurrent states. Sizes are in elements."""
+    """Return the sizes of a gated delta net's convolution and recurrent states, in elements."""
     keys = text.linear_num_key_heads * text.linear_key_head_dim
     values = text.linear_num_value_heads * text.linear_value_head_dim
     return (text.linear_conv_kernel_dim - 1) * (2 * keys + values), values * text.linear_key_head_dim

@@ -34,7 +34,7 @@ _GENERATION_NOTES = (
 
 
 def evaluated_steps(arguments: Any, steps: int) -> dict[int, str]:
-    """Return the steps after which a trainer evaluates in a plan. The values are words for the steps."""
+    """Return the steps after which a trainer evaluates in a plan, mapped to words for the time."""
     strategy = str(getattr(arguments.eval_strategy, "value", arguments.eval_strategy))
     found = {0: "before the first step"} if arguments.eval_on_start else {}
     if strategy != "no":
@@ -227,10 +227,7 @@ def _gathering(more: int, run: int) -> Iterator[None]:
 
 
 def _repeated(tensors: Any, count: int) -> Any:
-    """Repeat the results of one batch for `count` batches.
-
-    The results are repeated along the first dimension of each tensor, in new blocks.
-    """
+    """Return the results of one batch repeated `count` times along the first dimension, in new blocks."""
     if isinstance(tensors, Tensor):
         return tensors.clone() if count == 1 else tensors.repeat_interleave(count, 0)
     if isinstance(tensors, Mapping):

@@ -80,10 +80,7 @@ def _keep_embeddings_in_32_bits(model: nn.Module) -> None:
 
 
 def prepare_for_training(arguments: Any, model: nn.Module) -> None:
-    """Change a model as `Trainer.train` does.
-
-    It sets `use_cache`, activation checkpointing and NEFTune noise.
-    """
+    """Set a model's `use_cache`, activation checkpointing and NEFTune noise as `Trainer.train` does."""
     if getattr(model, "config", None) is not None and hasattr(model.config, "use_cache"):
         model.config.use_cache = getattr(arguments, "use_cache", False)
     checkpoints = getattr(arguments, "activation_checkpointing", None) or arguments.gradient_checkpointing

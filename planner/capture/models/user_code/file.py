@@ -32,7 +32,7 @@ from planner.jobs import shown, split_model
 
 
 def find_in_file(name: str) -> Callable[..., object]:
-    """Return a constructor of the model FILE.py:NAME. NAME is a class, a function or a model itself."""
+    """Run FILE.py, and return a constructor of its model NAME, a class, a function or a model itself."""
     model, call = open_file(name, "model")
 
     def construct(**arguments: Any) -> object:
@@ -48,8 +48,8 @@ def find_in_file(name: str) -> Callable[..., object]:
 def find_step_in_file(name: str) -> Callable[..., object]:
     """Return a constructor of the training step FILE.py:NAME.
 
-    Each call runs the file again, and the modules in its folder that it imports. Models and optimizers may be
-    globals of these files, and each capture starts with new models and optimizers.
+    Each call of the constructor runs the file again, and the modules in its folder that it imports. Models
+    and optimizers may be globals of these files, and each capture starts with new models and optimizers.
     """
 
     prepare_torchao(Path(name.rpartition(":")[0]))
@@ -153,10 +153,10 @@ def _module_name(path: Path) -> str:
 
 
 def _run_file(path: Path) -> tuple[ModuleType, Callable[[], None]]:
-    """Import a file, and return its module and a function that repeats the file's changes.
+    """Run a file as a module, and return the module and a function that repeats its changes to the process.
 
-    The changes are to the process state, which is restored afterwards. The module's name is unique. The
-    file's folder is importable, and its command line has no arguments. Raises ModelError if the file fails.
+    The process state is restored afterwards. The module's name is unique. The file's folder is importable,
+    and its command line has no arguments. Raises ModelError if the file fails.
     """
     prepare_torchao(path)
     name = _module_name(path)

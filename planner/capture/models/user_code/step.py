@@ -110,7 +110,7 @@ def make_step(made: object, name: str) -> nn.Module:
 
 
 def modules_held_by(value: object) -> list[nn.Module]:
-    """Return the outermost modules that an object holds."""
+    """Return the outermost modules found by a search through an object's attributes, closures and globals."""
     found = _Holdings()
     found.follow(value, "")
     return [*found.outermost().values()]
@@ -167,7 +167,7 @@ class _Holdings:
         self._own = {id(vars(module)): module for module in modules_of_users()}
 
     def outermost(self) -> dict[str, nn.Module]:
-        """Return the found modules outside of other found modules, by name."""
+        """Return the found modules that are in no other found module, by name."""
         inner = {id(one) for module in self.modules.values() for one in [*module.modules()][1:]}
         return {key: module for key, module in self.modules.items() if id(module) not in inner}
 

@@ -30,7 +30,10 @@ def _collect(values: Any, found: list[Any]) -> None:
 
 
 def map_leaves(change: Callable[[Any], Any], value: Any) -> Any:
-    """Return nested containers with `change` applied to each leaf. Named tuples become plain tuples."""
+    """Return a copy of nested containers with `change` applied to each leaf.
+
+    Named tuples become plain tuples.
+    """
     if not isinstance(value, _CONTAINERS):
         return change(value)
     if isinstance(value, dict):

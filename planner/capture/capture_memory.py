@@ -13,7 +13,7 @@ from planner.program import GrowthSource, Trace
 
 @dataclass(slots=True)
 class CaptureMemory:
-    """Results that the captures of one job share: tensor values and the lines of growth sources.
+    """Results that captures of one job share: results of value reads, and source lines of growth sources.
 
     A growth source allocates more blocks with every step.
     """
@@ -24,10 +24,9 @@ class CaptureMemory:
     most_blocks: float = inf  # a capture that allocates more blocks raises BatchTooLargeError
 
     def with_lines(self, trace: Trace, capture: Callable[[], Trace]) -> Trace:
-        """Return the trace with source lines in its growth sources.
+        """Return the trace with its growth sources' lines, from earlier captures or else from `capture`.
 
-        `capture` is called if not all lines are known from earlier captures. It returns the same trace with
-        lines.
+        `capture` returns the same trace with lines. It is called if a line is not known from before.
         """
         if any((one.module, one.op) not in self.growth_lines for one in trace.growth_sources):
             self.growth_lines.update(

@@ -55,10 +55,10 @@ class CompiledCalls:
 
 @contextmanager
 def watch_compiled(calls: CompiledCalls) -> Iterator[None]:
-    """Run code of torch.compile as eager code inside the context, and record calls of compiled code.
+    """Run code of torch.compile as eager code inside the context, and add names of called code to `calls`.
 
-    The names of functions and modules that are called, TorchScript's too, are added to `calls`. A compiler
-    would trace the recorder as well.
+    The names are of compiled functions and modules, TorchScript's too. A compiler would trace the recorder as
+    well.
     """
     with ExitStack() as stack:
         _watch_torchscript(calls, stack)
@@ -121,10 +121,7 @@ def _plain_type(script_module: Any) -> str:
 
 
 def _name_of(function: Any) -> str:
-    """Return the name of a compiled module's class or of a compiled function.
-
-    The name of a function is qualified.
-    """
+    """Return the class name of a compiled module, or the qualified name of a compiled function."""
     if getattr(function, "__name__", "") == "inner":  # torch puts another wrapper around its own modules
         function = inspect.getclosurevars(function).nonlocals.get("fn", function)
     function = inspect.unwrap(function)

@@ -91,10 +91,9 @@ _NOT_PLANNED = (
 
 
 def explain(job: Job, batch: int, recorder: Recorder, error: BaseException) -> ModelError:
-    """Return the error that explains a failed capture.
+    """Return a ModelError that explains a failed capture, or a DataDependentError if the model reads values.
 
-    It names the place, the message and a remedy. A model that reads tensor values gives a DataDependentError.
-    Any other failure, and any unsupported construct, gives a plain ModelError.
+    A ModelError names the place, the message and a remedy. Unsupported constructs always give a ModelError.
     """
     place, running, line = recorder.place(), recorder.running or "", source_line(error)
     op = f" in {running}" if running else ""
@@ -129,7 +128,7 @@ def explain(job: Job, batch: int, recorder: Recorder, error: BaseException) -> M
 
 
 def sentence_of(error: BaseException) -> str:
-    """Return an exception's message, shortened to one line.
+    """Return an exception's message as one line of at most `MOST_LETTERS` letters.
 
     Advice that torch appends is removed. An exception without a message gives the name of its class.
     """
@@ -150,7 +149,7 @@ def reads_values(error: BaseException, running: str = "") -> bool:
 
 
 def _read_of_values(error: BaseException) -> BaseException | None:
-    """Return the exception in the chain of `error` that a read of values raised, or None if there is none."""
+    """Return the first exception in the chain of `error` that is about reading values on meta, or None."""
     chain = (one for one in _chain_of(error) if _is_raised_by_torch(one))
     return next((one for one in chain if _IS_ABOUT_META.search(message_of(one))), None)
 
@@ -205,10 +204,7 @@ def _remedy_for_import(error: ImportError) -> str:
 
 
 def _lacks_ranks(error: BaseException) -> bool:
-    """Return whether an error shows that the code expects torchrun.
-
-    torchrun's variables or a process group are missing.
-    """
+    """Return whether an error is about a missing variable of torchrun or a missing process group."""
     if isinstance(error, KeyError):
         names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
         return error.args[:1] in [(name,) for name in names] and _files_of(error)[-1] in _OF_OS
@@ -217,10 +213,9 @@ def _lacks_ranks(error: BaseException) -> bool:
 
 
 def source_line(error: BaseException) -> str:
-    """Return the innermost traceback line in user code, or "" if there is none.
+    """Return the innermost traceback line outside of torch and `planner.capture`, or "" if there is none.
 
-    Its form is " (file:line: code)". Code of torch, torchvision and `planner.capture` is skipped, except
-    torchvision's models.
+    Its form is " (file:line: code)". Code of torchvision is skipped too, except its models.
     """
     files = [Path(__file__), Path(torch.__file__)]  # torch's folder is also the beginning of torchvision's
     theirs = tuple(str(file.parent) for path in files for file in (path, path.resolve()))
@@ -232,7 +227,7 @@ def source_line(error: BaseException) -> str:
 
 
 def _is_raised_by_torch(error: BaseException) -> bool:
-    """Return whether torch raised an exception, or the planner in its place.
+    """Return whether torch, the planner or C code raised an exception, not Python code of a model or library.
 
     The answer is True if the innermost frame is in the code of torch or the planner, or is at a line that
     does not raise or assert itself and so called into C.
@@ -247,7 +242,7 @@ def _is_raised_by_torch(error: BaseException) -> bool:
 
 
 def _chain_of(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and the exceptions that led to it. These are causes and contexts."""
+    """Yield an exception, then each exception behind it: the cause, or the context if there is no cause."""
     seen: set[int] = set()
     one: BaseException | None = error
     while one is not None and id(one) not in seen:

@@ -92,7 +92,7 @@ class _Session(Struct, frozen=True):
 
     @preserve_process_state()
     def _run(self, batch: int) -> Trace:
-        """Capture one rank by shapes alone, or with values if the model reads values.
+        """Return one rank's trace, captured by shapes alone, or with values if the model reads values.
 
         A read in an earlier capture of the job counts too.
         """

@@ -95,10 +95,7 @@ def restored_settings() -> tuple[Setting, ...]:
 
 
 def changed_settings() -> dict[str, str]:
-    """Return the settings that differ from their defaults, as a dict from name to repr.
-
-    Only settings that influence traces have defaults.
-    """
+    """Return the settings that influence traces and differ from their defaults, as a dict of name to repr."""
     values = {one.name: (one.read(), one.defaults) for one in reapplied_settings() if one.defaults}
     return {name: repr(value) for name, (value, defaults) in values.items() if value not in defaults}
 
@@ -108,10 +105,7 @@ _AUTOCAST_OFF = ((False, torch.float16), (False, torch.bfloat16), True)
 
 
 def _settings_of_torch() -> Iterator[Setting]:
-    """Yield a setting for each flag of torch's backends.
-
-    Flags that this version of torch cannot read and write are omitted.
-    """
+    """Yield the settings of torch's backends that this version of torch can both read and write."""
     for name, stem, *defaults in (
         ("flash attention", "sdp_use_flash", True),
         ("memory-efficient attention", "sdp_use_mem_efficient", True),
@@ -142,7 +136,7 @@ _GETTERS = {
 
 
 def _enumerated(kind: str, *names: str) -> list[Any]:
-    """Return members of the enumeration `torch._C.<kind>`. Members that torch lacks are omitted."""
+    """Return the members `names` of the enumeration `torch._C.<kind>`, without members that torch lacks."""
     return [
         value for name in names if (value := getattr(getattr(torch._C, kind, None), name, None)) is not None
     ]

@@ -136,7 +136,7 @@ def _record_all(tensors: Iterable[Tensor], recorder: Recorder, op: str, module: 
 
 
 def _record_preparation(model: nn.Module, recorder: Recorder) -> None:
-    """Record how peft's `prepare_model_for_kbit_training` casts weights and empties the cache."""
+    """Cast weights to float32 as peft's `prepare_model_for_kbit_training` does, and record the casts."""
     with recorder:
         cast_to_float32(model)
     for tensor in model.parameters():

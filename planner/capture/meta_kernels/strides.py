@@ -157,7 +157,7 @@ def pointwise_strides(shape: Sequence[int], operands: Sequence[tuple[int, ...]])
 
 
 def _innermost_first(shape: Sequence[int], operands: Sequence[tuple[int, ...]]) -> list[int]:
-    """Return the dimensions sorted by stride, smallest first.
+    """Return the dimensions from innermost to outermost, as TensorIterator sorts them by operands' strides.
 
     The sort is an insertion sort. A pair of dimensions keeps its order if each operand is broadcast along one
     of them.

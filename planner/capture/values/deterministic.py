@@ -17,10 +17,9 @@ SEED = 0
 
 @contextmanager
 def construct_with_buffers() -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """Keep the buffer values of models that are built inside the context.
+    """Yield a list that gets (tensor with values, meta tensor) pairs of models built inside the context.
 
-    The models are built on the meta device. Yields a list to which pairs of a buffer with values and its
-    counterpart on the meta device are added.
+    The models are built on the meta device. All their buffers have values.
     """
     buffers: list[tuple[Tensor, Tensor]] = []
 

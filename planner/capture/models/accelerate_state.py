@@ -13,10 +13,7 @@ _CLASSES = ("PartialState", "AcceleratorState", "GradientState")  # accelerate/s
 
 @contextmanager
 def own_accelerate_state(is_cleared: bool) -> Iterator[None]:
-    """Restore accelerate's shared state when the context exits.
-
-    With `is_cleared`, the state is also cleared on entry.
-    """
+    """Restore accelerate's shared state on exit, and clear it on entry if `is_cleared`."""
     before = [dict(shared) for shared in _shared_states()]
     if is_cleared:
         _restore([])

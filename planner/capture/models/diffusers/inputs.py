@@ -81,10 +81,7 @@ def _resized(made: Shapes, given: Shapes, choice: DiffusersClass) -> Shapes:
 
 
 def _target(main: TensorSpec, channel_axis: int, config: Config) -> TensorSpec:
-    """Return the target of an MSE loss.
-
-    It has the main input's shape, but the output's number of channels.
-    """
+    """Return the target of an MSE loss: the main input's shape, but with the output's number of channels."""
     channels = config.get("out_channels") or config.get("in_channels") or main.shape[channel_axis]
     patch = config.get("patch_size")
     if _is_packed(config, main) and "out_channels" in config and isinstance(patch, int):

@@ -133,13 +133,13 @@ def read_live_model(
     held_bytes: int = 0,
     evaluation: LiveEvaluation | None = None,
 ) -> LiveModel:
-    """Return a description of a live module, from which copies are built.
+    """Return the inputs and batch size of a live module, with a function that builds copies without weights.
 
-    Copies have no weights. `sample` is a batch as the data loader yields it: tensors in tuples, lists and
-    mappings, the batch size being the first dimension of each. An object that has one of the `stand_ins`,
-    such as a trainer, is not copied. `optimizer` replaces the job's optimizer, `prepare` changes each copy.
-    `held_bytes` are allocated per sample in addition to the batch, as one more input. `evaluation` is run in
-    eval mode. Raises UsageError for a batch without tensors or with several batch sizes.
+    `sample` is a batch as the data loader yields it: tensors in tuples, lists and mappings, the batch size
+    being the first dimension of each. An object that has one of the `stand_ins`, such as a trainer, is not
+    copied. `optimizer` replaces the job's optimizer, `prepare` changes each copy. `held_bytes` are allocated
+    per sample in addition to the batch, as one more input. `evaluation` is run in eval mode. Raises
+    UsageError for a batch without tensors or with several batch sizes.
     """
     tensors = _tensors_of(sample)
     specs = _specs_of(tensors)

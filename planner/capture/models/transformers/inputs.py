@@ -251,9 +251,9 @@ def _prompts(choice: TransformersClass, inputs: Mapping[str, TensorSpec]) -> dic
 
 
 def _mask(choice: TransformersClass, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """Return an int64 attention mask of the text's shape.
+    """Return the spec of an int64 attention mask of the text's shape, or {} if no mask is to be added.
 
-    {} if there is no text, the model takes no mask, or the inputs contain the mask already.
+    No mask is added if there is no text, the model takes no mask, or the inputs contain the mask already.
     """
     text = inputs.get(_TEXT)
     if text is None or "attention_mask" not in choice.parameters or "attention_mask" in inputs:

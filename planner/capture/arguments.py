@@ -49,10 +49,10 @@ class CpuTensor(Tensor):
 
 
 def as_cpu_tensor(tensor: Tensor) -> Tensor:
-    """Return a view of a meta tensor that `is_on_cpu` treats as a CPU tensor."""
+    """Return a view of a meta tensor as a `CpuTensor`, for which `is_on_cpu` is True."""
     return Tensor._make_subclass(CpuTensor, tensor)
 
 
 def is_on_cpu(tensor: Tensor) -> bool:
-    """Return whether a tensor is a CPU tensor or marked as a CPU tensor."""
+    """Return whether a tensor is on the CPU or is a `CpuTensor`."""
     return isinstance(tensor, CpuTensor) or tensor.is_cpu

@@ -140,10 +140,10 @@ def sentence_of(error: BaseException) -> str:
 
 
 def reads_values(error: BaseException, running: str = "") -> bool:
-    """Return whether an exception comes from reading values of meta tensors.
+    """Return whether an exception's chain or the operator `running` shows a read of meta tensors' values.
 
-    Other exceptions in its chain count too. `running` is the operator in which the exception was raised; if
-    its result depends on values, the answer is True.
+    `running` is the operator in which the exception was raised. It shows a read if its result depends on
+    values.
     """
     return _READS_VALUES.search(running) is not None or _read_of_values(error) is not None
 
@@ -155,7 +155,7 @@ def _read_of_values(error: BaseException) -> BaseException | None:
 
 
 def remedy_for(error: BaseException, otherwise: str = ANY, running: str | None = None) -> str:
-    """Return the remedy for an exception, or `otherwise` if its cause is unclear.
+    """Return words on how to remedy an exception, or `otherwise` if its cause is unclear.
 
     `running` is the operator in which the exception was raised, or "" outside of any operator. `running` is
     None if no batch had been passed yet, so that the shapes of a batch cannot be at fault.

@@ -37,11 +37,10 @@ _HOOKS_OF_OPTIMIZERS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_h
 
 @contextmanager
 def preserve_process_state() -> Iterator[Callable[[], Callable[[], None]]]:
-    """Restore the process's settings and torch modes on exit.
+    """Restore the process's settings and torch modes on exit, and yield a function that notes the changes.
 
-    Yields a function that notes the changes made before its call and returns a function that repeats them.
-    Plans of several threads run one after another, since they replace functions of torch for the whole
-    process.
+    The function notes the changes made before its call and returns a function that repeats them. Plans of
+    several threads run one after another, since they replace functions of torch for the whole process.
     """
     with _ONE_PLAN:
         yield from _preserved()
@@ -120,7 +119,7 @@ def _process_kept() -> Iterator[None]:
 
 
 def is_launched() -> bool:
-    """Return whether torchrun or a similar launcher started this process as a rank."""
+    """Return whether WORLD_SIZE is set, as by torchrun and similar launchers in the processes they start."""
     return "WORLD_SIZE" in os.environ
 
 
@@ -134,10 +133,9 @@ def message_of(error: BaseException) -> str:
 
 @contextmanager
 def foreign_errors(explain: Callable[[BaseException], PlannerError]) -> Iterator[None]:
-    """Turn exceptions of foreign code inside the context into planner errors.
+    """Turn exceptions inside the context into errors of `explain`, except planner errors and interrupts.
 
-    `explain` makes an error, in one line. Foreign code may raise any exception. The planner's own errors
-    pass, and so does a KeyboardInterrupt, even one that is behind another exception.
+    A KeyboardInterrupt passes even if it is behind another exception.
     """
     handled = sys.exception()
     try:
@@ -163,10 +161,7 @@ def raise_interrupt(error: BaseException, handled: BaseException | None) -> None
 
 
 def first_line_of(error: BaseException) -> str:
-    """Return an exception's class name and the first line of its message.
-
-    Without a message, only the class name is returned.
-    """
+    """Return "CLASS: FIRST LINE OF THE MESSAGE" of an exception, or only its class name without a message."""
     lines = message_of(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 

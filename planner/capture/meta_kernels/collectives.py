@@ -45,7 +45,7 @@ def _copy(self: Tensor, source: Tensor, *_: Any) -> Any:
 
 
 def _is_of_reducer(frame: FrameType | None) -> bool:
-    """Return whether DDP's reducer called the operator that runs in a frame.
+    """Return whether DDP's reducer called the operator that runs in `frame`.
 
     Frames of the planner and of torch's dispatch are skipped.
     """

@@ -229,7 +229,7 @@ def _laid_out(real: Tensor, layout: TensorView, size_bytes: int) -> torch.Untype
 
 
 def written_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """Return the tensors that an operator writes to, among the arguments. A tensor may be a `TensorView`."""
+    """Return the tensors or `TensorView`s among the arguments to which an operator writes."""
     written: list[Any] = []
     for position, name in _written_places(func):
         value = args[position] if position < len(args) else kwargs.get(name)

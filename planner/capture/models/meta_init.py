@@ -130,10 +130,9 @@ def _note_those_on_cpu(model: nn.Module, placement: Placement) -> None:
 
 
 def _move_placed(placed: PlacedTensors) -> list[tuple[Tensor, Tensor]]:
-    """Move to the meta device the remaining tensors that user code put on the GPU.
+    """Move remaining tensors that user code put on the GPU to meta, and return (values, meta tensor) pairs.
 
     They are found wherever user code keeps them. Tensors that share a storage still share it afterwards.
-    Returns a (tensor with the values, meta tensor) pair for each moved tensor.
     """
     kept = living(Tensor) if placed else []
     shared: dict[int, UntypedStorage] = {}
@@ -190,10 +189,9 @@ _WITH_VALUES: tuple[Strategy, ...] = (parameters_on_meta, nullcontext)
 
 
 def move_to_meta(model: nn.Module, placement: Placement) -> list[tuple[Tensor, Tensor]]:
-    """Move a model's parameters and buffers to the meta device.
+    """Move a model's parameters and buffers to the meta device, and return (values, meta tensor) pairs.
 
-    Shared tensors stay shared. `Module.to` does not keep them shared. Returns a (tensor with the values, meta
-    tensor) pair for each moved tensor.
+    Shared tensors stay shared. `Module.to` does not keep them shared.
     """
     likes: dict[int, Tensor] = {}
     moved: list[tuple[Tensor, Tensor]] = []  # also keeps Python from reusing the ids in `likes`

@@ -48,7 +48,7 @@ def build_model(job: Job) -> nn.Module:
 
 
 def find_constructor(job: Job) -> Constructor:
-    """Return the constructor of the job's model.
+    """Return the constructor of the job's model, or of a file's training step in mode `step`.
 
     Importing the model's library takes most of the time. Raises UsageError for an unknown source or name.
     """
@@ -197,8 +197,8 @@ FINDERS: Mapping[str, Callable[[str], Constructor]] = {
 
 
 def _as_lists(value: Any) -> Any:
-    """Return a tuple as a list, with inner tuples as lists too.
+    """Return a tuple as a list, with inner tuples as lists too, or any other value unchanged.
 
-    Any other value is returned unchanged. A `Job` holds tuples, but constructors expect lists.
+    A `Job` holds tuples, but constructors expect lists.
     """
     return [_as_lists(item) for item in value] if isinstance(value, tuple) else value

@@ -16,7 +16,7 @@ _USUAL = (3, 224, 224)
 
 
 def find_timm(name: str) -> Callable[..., object]:
-    """Return the constructor of a timm model.
+    """Return the constructor of a timm model without pretrained weights.
 
     The name may include the tag of its weights. Raises UsageError for a name that timm does not list.
     """
@@ -24,10 +24,10 @@ def find_timm(name: str) -> Callable[..., object]:
 
 
 def complete_timm(job: Job, name: str, arguments: dict[str, Any]) -> Job:
-    """Return the job with an image as input, if it has no inputs.
+    """Return the job with an image as input if it has none, and a sum as the loss if the model has no head.
 
     The image has the size of timm's pretrained weights. The constructor's `arguments` may change the image
-    size. The loss of a model without a head becomes the sum of the features that the model returns.
+    size. Only a cross-entropy loss becomes the sum, of the features that the model returns.
     """
     config = _import_timm(name).get_pretrained_cfg(name)
     headless = config is not None and config.num_classes == 0 and not arguments.get("num_classes")

@@ -70,10 +70,7 @@ def _by_keyword(job: Job, choice: DiffusersClass) -> Shapes:
 
 
 def _resized(made: Shapes, given: Shapes, choice: DiffusersClass) -> Shapes:
-    """Return the default inputs, updated by the given inputs.
-
-    A default conditioning image is made to fit given latents.
-    """
+    """Return the default inputs, updated by the given inputs, with a ControlNet image to fit the latents."""
     latents, image = given.get("sample"), made.get("controlnet_cond")
     if latents is not None and image is not None and "controlnet_cond" not in given:
         given = given | {"controlnet_cond": _conditioning_image(choice.config, latents.shape)}
@@ -127,9 +124,9 @@ def _latents(config: Config, default: int) -> TensorSpec:
 
 
 def _first(value: Any) -> int:
-    """Return a width as an integer, or the first width of a list.
+    """Return a width as an integer, or the first width of a list, which may be nested.
 
-    A list has one width for each block, and may be nested.
+    A list has one width for each block.
     """
     while isinstance(value, list | tuple):
         value = value[0]

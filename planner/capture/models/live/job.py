@@ -119,7 +119,7 @@ def evaluated_loader(model: nn.Module, batch: int) -> Callable[[], Any] | None:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the live module's copy inside a step module. Any other model is returned unchanged."""
+    """Return the live module's copy inside a `_StepModule`, or any other model unchanged."""
     return model.module if isinstance(model, _StepModule) else model
 
 
@@ -227,7 +227,7 @@ def complete_copy(module: nn.Module, copied: nn.Module, memo: dict[int, Any]) ->
 
 
 def live_job(name: str, model: LiveModel) -> Job:
-    """Return the job of a live model. The model's output is the loss."""
+    """Return a job named `name` that trains a live model, with the model's output as the loss."""
     return Job.create(name, inputs=model.inputs, mode=Mode.TRAIN, loss=Loss.OUTPUT)
 
 

@@ -215,10 +215,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _inherited(configurations: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return a configuration's values, including inherited values.
-
-    Own values override the values of the parent configuration.
-    """
+    """Return a configuration's values, completed by the values that it inherits from its parent."""
     values = dict(configurations[name])
     parent = values.get("inherits_from")
     return values if parent is None else _inherited(configurations, parent) | values

@@ -146,9 +146,9 @@ def quantized_on_meta(weight: Any, memo: dict[int, Any]) -> nn.Parameter | None:
 
 
 def _held_on_meta(value: Any, memo: dict[int, Any]) -> Any:
-    """Return the meta counterpart of a tensor or `QuantState`.
+    """Return the meta counterpart of a tensor or `QuantState`, or any other value itself.
 
-    The counterpart is added to `memo`. Any other value is returned itself.
+    The counterpart is added to `memo`.
     """
     if isinstance(value, Tensor):
         memo[id(value)] = torch.empty_like(value, device="meta")
@@ -161,7 +161,7 @@ def _held_on_meta(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def quantize_on_meta(model: nn.Module) -> dict[int, list[Tensor]]:
-    """Quantize a model's meta weights, and return the tensors that each module's quantization allocates.
+    """Quantize a model's meta weights of bitsandbytes, and return the tensors allocated for each module.
 
     The result maps a module's id to its tensors in the order of allocation, as moving the module to the GPU
     allocates them. For a weight that is quantized already, they are the tensors that it consists of.

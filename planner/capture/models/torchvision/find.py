@@ -17,10 +17,10 @@ from planner.capture.patching import patched
 
 
 def find_torchvision(name: str) -> Callable[..., object]:
-    """Return the builder of a torchvision model.
+    """Return a function that builds a torchvision model, and accepts weights but does not load them.
 
-    Names are such as `resnet50` or `segmentation.fcn_resnet50`. The builder accepts weights, but does not
-    load them. Raises UsageError for a name that torchvision does not list.
+    Names are such as `resnet50` or `segmentation.fcn_resnet50`. Raises UsageError for a name that torchvision
+    does not list.
     """
     models = import_library("torchvision.models", extra="")
     group, _, plain = name.rpartition(".")

@@ -235,9 +235,9 @@ def _spectrogram(choice: TransformersClass) -> TensorSpec:
 
 
 def _prompts(choice: TransformersClass, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """Return a pixel mask for a detector, or a box prompt for a model that takes boxes.
+    """Return a pixel mask for a detector, or a box prompt for a model that takes boxes, or {}.
 
-    {} if there is no image, if the model takes neither, or if the input is given.
+    Returns {} if there is no image, if the model takes neither, or if the input is given.
     """
     name, image = choice.model_class.__name__, inputs.get(_IMAGE)
     if image is None:
@@ -280,7 +280,7 @@ def _labels(choice: TransformersClass, inputs: Mapping[str, TensorSpec]) -> dict
 
 
 def _shaped_as(text: TensorSpec | None) -> TensorSpec:
-    """Return an int64 input of the text's shape. Without a text it has the default length."""
+    """Return an int64 input of the text's shape, or of the default length if there is no text."""
     if text is None:
         return TensorSpec((TEXT_TOKENS,), "int64")
     return replace(text, keyword=None, dtype="int64")
@@ -292,7 +292,7 @@ def _last_two(image: TensorSpec) -> TensorSpec:
 
 
 def _decoder_inputs(choice: TransformersClass, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """Return decoder tokens, or {} if the model needs none.
+    """Return decoder tokens of the text's shape, or {} if the model needs none.
 
     It needs none if it does not take them, or has labels or decoder inputs.
     """

@@ -43,10 +43,7 @@ _KERNELS = "trl.kernels.chunked_logprob"  # its kernels are Triton's if a GPU an
 
 
 def is_trainer(made: object) -> bool:
-    """Return whether an object is a Trainer of transformers.
-
-    Trainers of libraries that extend it count too.
-    """
+    """Return whether an object's class is the Trainer of transformers or derives from it."""
     return any(
         kind.__name__ == "Trainer" and kind.__module__ == "transformers.trainer"
         for kind in type(made).__mro__
@@ -101,7 +98,7 @@ def _on_gpu(post_init: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def _known_logps(trainer: Any, dataset: Any, name: str, batch_size: int) -> Any:
-    """Add log probabilities of the reference model to a dataset, all zero.
+    """Return a dataset with columns of the reference model's log probabilities added, all zero.
 
     `precompute_ref_log_probs` would compute these columns.
     """
@@ -128,7 +125,7 @@ class TrainerModule(StepModule):
     """A module with the models that a Trainer holds. `run` trains by the Trainer's own `train()`."""
 
     def __init__(self, trainer: Any, job: Job) -> None:
-        """Find the Trainer's models.
+        """Find the Trainer's models, and check its settings.
 
         Raises UsageError for inputs of the job, and for settings that are not planned.
         """

@@ -95,10 +95,7 @@ def served_model(job: Job) -> ServedModel:
 
 
 def _intermediate(text: Any) -> int:
-    """Return the largest width inside a layer.
-
-    It is the width of the MLP or the state, or the total width of a token's experts.
-    """
+    """Return the total width of a token's experts, or else the larger width of a layer's MLP and state."""
     dense = getattr(text, "intermediate_size", None) or getattr(text, "ffn_dim", None) or 4 * text.hidden_size
     dense = max(dense, state_width(text))
     chosen = getattr(text, "num_experts_per_tok", None)

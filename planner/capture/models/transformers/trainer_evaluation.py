@@ -51,7 +51,7 @@ class Evaluation:
         self.notes: tuple[str, ...] = ()
 
     def run(self, when: str) -> None:
-        """Call the trainer's `evaluate`, and note an error instead of raising it.
+        """Call the trainer's `evaluate`, and note most errors instead of raising them.
 
         `when` is the time of all evaluations, for notes. Errors about reads of values are raised, and a
         PlannerError if the trainer has evaluation data.
@@ -85,10 +85,10 @@ class Evaluation:
         self.notes = tuple(dict.fromkeys((*self.notes, text)))
 
     def _load(self, eval_dataset: Any = None) -> "_EvaluationBatches | Exception":
-        """Return the batches of an evaluation dataset.
+        """Return the batches of an evaluation dataset, or the error if they cannot be made.
 
-        The argument is the dataset, its name, or None for the trainer's dataset. If a dataset has no batches,
-        the error is returned, so that other datasets are evaluated.
+        The argument is the dataset, its name, or None for the trainer's dataset. An error is returned so that
+        other datasets are evaluated.
         """
         trainer = self._trainer
         if isinstance(eval_dataset, str):
@@ -141,10 +141,7 @@ class Evaluation:
         return call
 
     def _metrics(self) -> Any:
-        """Return a stand-in for `compute_metrics`, or None if the trainer has none.
-
-        The stand-in computes nothing.
-        """
+        """Return a stand-in for `compute_metrics` that computes nothing, or None if the trainer has none."""
         return None if self._trainer.compute_metrics is None else lambda *given, **named: {}
 
     def _description(self, batches: "_EvaluationBatches") -> str:

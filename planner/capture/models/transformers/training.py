@@ -133,7 +133,7 @@ def loss_step(arguments: Any) -> Step:
 
 
 def in_float32(outputs: Any) -> Any:
-    """Convert half-precision tensors in a model's outputs to float32.
+    """Return a model's outputs with half-precision tensors converted to float32.
 
     accelerate does so if it autocasts the forward pass.
     """

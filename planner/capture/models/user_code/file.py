@@ -110,10 +110,9 @@ def open_file(name: str, what: str) -> tuple[Any, Callable[..., object]]:
 
 
 def open_optimizer(name: str, model: str) -> tuple[Any, Callable[..., object]]:
-    """Return the value of an optimizer FILE.py:NAME and a function that calls the file's code.
+    """Open an optimizer FILE.py:NAME as `open_file` does, but do not run the model's own file again.
 
-    If the model is in the same file, the file is not run again: a second run would define new classes, which
-    differ from the classes of the model. Otherwise `open_file` runs the file.
+    A second run of the file would define new classes, which differ from the classes of the model.
     """
     what = "optimizer"
     path = _path_of(name, what)

@@ -55,7 +55,7 @@ def _exchange(folder: Path) -> None:
 
 
 def _folder_of(module: ModuleType) -> Path | None:
-    """Return the folder of a top-level module, or None for a built-in module.
+    """Return the folder of a top-level module, or None for a module without a file.
 
     For a package, it is the folder that contains the package.
     """

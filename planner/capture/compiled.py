@@ -31,7 +31,7 @@ class CompiledCalls:
     by_torchscript: dict[str, None] = field(default_factory=dict)
 
     def notes(self) -> tuple[str, ...]:
-        """Return a note for each compiler, dynamo or TorchScript, whose code was called.
+        """Return a note for dynamo and a note for TorchScript, each only if code that it compiled was called.
 
         The notes say how a compiled run differs from the planned run.
         """
@@ -88,7 +88,7 @@ def _watch_dynamo(calls: CompiledCalls, stack: ExitStack) -> None:
 
 
 def _watch_first_use(calls: CompiledCalls, stack: ExitStack) -> None:
-    """Watch dynamo from the first call of `torch.compile` on. The call imports dynamo."""
+    """Start to watch dynamo at the first call of `torch.compile`, which imports dynamo."""
     compile_ = torch.compile
 
     def compile_noting(*args: Any, **kwargs: Any) -> Any:

@@ -24,5 +24,5 @@ def overload(name: str) -> Any:
 
 
 def operator_table(functions: Mapping[str, _Function]) -> dict[Any, _Function]:
-    """Return the functions, keyed by operator. A key of `functions` is one or more names, split by spaces."""
+    """Return functions keyed by ATen operator, from functions keyed by one or more names, split by spaces."""
     return {overload(name): function for names, function in functions.items() for name in names.split()}

@@ -20,10 +20,7 @@ def is_wrapped(tensor: Any) -> bool:
 
 
 def calls_operators_itself(kind: type) -> bool:
-    """Return whether a class wraps tensors and calls operators on its inner tensors itself.
-
-    Such a class defines `__tensor_flatten__`.
-    """
+    """Return whether a class wraps tensors (`__tensor_flatten__`) and calls operators on them itself."""
     return hasattr(kind, "__tensor_flatten__")
 
 

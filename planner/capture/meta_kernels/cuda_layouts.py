@@ -178,14 +178,14 @@ def _grouped_mm(
 
 
 def _binary_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1) -> Any:
-    """Return a reduced loss with the storage of the unreduced loss. Source: ATen/native/cuda/Loss.cu."""
+    """Return a reduced loss in a storage of the unreduced loss's size. Source: ATen/native/cuda/Loss.cu."""
     if reduction == 0 or not is_floating_meta(x, target, weight) or x.shape != target.shape or 0 in x.shape:
         return NotImplemented
     return empty(x.shape, x.dtype).as_strided((), ())
 
 
 def _squared_error(x: Tensor, target: Tensor, reduction: int = 1, beta: float = 1.0) -> Any:
-    """Return a reduced MSE or smooth L1 loss with the storage of the unreduced loss.
+    """Return a reduced MSE or smooth L1 loss in a storage of the unreduced loss's size.
 
     Source: ATen/native/Loss.cpp. On CUDA the unreduced loss is resized.
     """

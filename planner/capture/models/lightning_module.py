@@ -29,10 +29,10 @@ def is_lightning_module(module: object) -> bool:
 
 
 def train_by_lightning(module: object, job: Job) -> nn.Module:
-    """Return a module that runs a LightningModule's `training_step` as its forward pass, or as its step.
+    """Return a module whose forward pass runs the LightningModule's `training_step`.
 
-    It is the step in mode `step`, in which the LightningModule optimizes by hand. Raises ModelError for other
-    objects, and for manual optimization in other modes.
+    In mode `step` this is a whole step, whose optimization the LightningModule does by hand. Raises
+    ModelError for other objects, and for manual optimization in other modes.
     """
     package = lightning_package_of(module)
     if package is None or not isinstance(module, nn.Module):

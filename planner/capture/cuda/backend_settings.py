@@ -10,7 +10,7 @@ _OTHER = "which is not planned: convolutions may run with other workspaces"
 
 
 def notes_on_settings(job: Job) -> Iterator[str]:
-    """Yield a note for each unplanned setting of cuDNN or determinism that changes memory."""
+    """Yield a note for each current setting of cuDNN or determinism that is not planned."""
     cudnn = torch.backends.cudnn
     if cudnn.benchmark and not job.environment.cudnn_benchmark:
         yield "torch.backends.cudnn.benchmark is set, which is planned with --cudnn-benchmark alone"

@@ -38,27 +38,20 @@ def _function_of(frame: FrameType) -> tuple[str, str]:
 
 
 def is_of_torch(frame: FrameType) -> bool:
-    """Return whether a frame runs Python code of torch or the planner.
-
-    Modules in `_OF_ONE_RUN` do not count.
-    """
+    """Return whether a frame runs Python code of torch or the planner, except modules in `_OF_ONE_RUN`."""
     return _root_of(frame) in _TORCH and frame.f_globals.get("__name__") not in _OF_ONE_RUN
 
 
 def moves_tensors(frame: FrameType) -> bool:
-    """Return whether a frame runs code of torch that may move tensors between devices.
-
-    The planner's code does not count, nor does the code that infers the results of operators.
-    """
+    """Return whether a frame runs code of torch that may move tensors: all but code that infers results."""
     name = str(frame.f_globals.get("__name__", ""))
     return name.startswith("torch.") and not name.startswith(_INFERENCE)
 
 
 def skips_meta(frame: FrameType, torch_version: TorchVersion) -> bool:
-    """Return whether a frame runs an initializer that leaves meta tensors unchanged.
+    """Return whether a frame runs torch's `orthogonal_`, or its `trunc_normal_` since 2.13: they skip meta.
 
-    The initializer is torch's. `torch_version` is the version that the job runs. `trunc_normal_` counts only
-    since 2.13, since it makes no tensors in earlier versions.
+    `torch_version` is the version that the job runs. Earlier versions of `trunc_normal_` make no tensors.
     """
     is_redrawn = draws_truncated(frame) and torch_version >= _REDRAWN_SINCE
     return is_redrawn or _function_of(frame) == ("torch.nn.init", "orthogonal_")
@@ -70,10 +63,7 @@ def draws_truncated(frame: FrameType) -> bool:
 
 
 def caches_answers(frame: FrameType) -> bool:
-    """Return whether a frame runs a library that caches device queries.
-
-    Modules in `_OF_ONE_RUN` do not count.
-    """
+    """Return whether a frame runs a library that caches device queries (`_CACHING` without `_OF_ONE_RUN`)."""
     return is_of_library(frame) and frame.f_globals.get("__name__") not in _OF_ONE_RUN
 
 
@@ -83,10 +73,7 @@ def is_of_library(frame: FrameType) -> bool:
 
 
 def line_of_caller(is_left_out: Callable[[FrameType], bool] = is_of_library) -> str:
-    """Return FILE:LINE of the innermost frame that is not left out, or "".
-
-    Frames for which `is_left_out` returns True are left out.
-    """
+    """Return FILE:LINE of the innermost calling frame for which `is_left_out` is False, or "" if none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and is_left_out(frame):
         frame = frame.f_back
@@ -94,10 +81,7 @@ def line_of_caller(is_left_out: Callable[[FrameType], bool] = is_of_library) -> 
 
 
 def modules_of_users() -> Iterator[ModuleType]:
-    """Yield the imported modules of the user's code.
-
-    They are not part of Python, the planner or an installed library.
-    """
+    """Yield the imported modules outside of Python, the planner and installed libraries: the user's code."""
     for module in sys.modules.copy().values():
         file = getattr(module, "__file__", None)
         if isinstance(module, ModuleType) and isinstance(file, str) and _is_of_user(file):

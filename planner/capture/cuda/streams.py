@@ -16,7 +16,7 @@ _LEAF_NODE = 2**63  # sequence numbers of nodes that accumulate into leaves are 
 
 
 class Streams:
-    """A tracker of the current CUDA stream.
+    """A tracker of the current CUDA stream, in Python code and in the nodes of backward passes.
 
     It covers Python code and the nodes of backward passes. Autograd runs a node on the stream of its forward
     operator (autograd/engine.cpp), unless Python code in the node enters another stream.
@@ -30,7 +30,7 @@ class Streams:
         self._changes: list[tuple[int, int]] = [(0, DEFAULT_STREAM)]
 
     def make(self, priority: int = 0) -> int:
-        """Return the number of the next stream of a priority in the pool."""
+        """Return the number of a new stream: the next one in the pool of its priority."""
         self._made[priority] += 1
         return 1 + (self._made[priority] - 1) % STREAM_POOL + STREAM_POOL * -priority
 

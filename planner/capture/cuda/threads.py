@@ -13,7 +13,7 @@ from typing import Any
 
 
 def restrict_to_plan(new: Any, plain: Any, is_replaced: Callable[[], bool] | None = None) -> Any:
-    """Return a version of `new` that behaves as `plain` in other running threads.
+    """Return a version of `new` that behaves as `plain` in other threads that run already.
 
     It also behaves as `plain` if `is_replaced` returns False: a module that is imported during a plan may
     bind it. Threads that a model starts later belong to the plan and see `new`. If no other thread runs and

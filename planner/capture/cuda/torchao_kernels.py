@@ -39,9 +39,9 @@ class _TimedProduct:
         self._timed: set[tuple[object, ...]] = set()
 
     def __call__(self, first: Tensor, second: Tensor, row_scale: Tensor, col_scale: Tensor) -> Tensor:
-        """Return an empty tensor for the product.
+        """Return an empty tensor for the product; new sizes or strides first allocate the autotuner's buffer.
 
-        For new sizes or strides, also allocates and frees the buffer of Triton's autotuner.
+        The buffer is freed at once.
         """
         product = row_scale.new_empty(first.shape[0], second.shape[1])
         key = (*first.shape, second.shape[1], first.stride(1), second.stride(0))

@@ -117,10 +117,7 @@ _HOST = {  # names of Triton that Python code on the host calls
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """An import finder that returns stand-ins for Triton's modules.
-
-    Libraries in `_ASKS` do not get the stand-ins.
-    """
+    """An import finder that returns stand-ins for Triton's modules, except to libraries in `_ASKS`."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -172,7 +169,7 @@ def triton_importable() -> Iterator[None]:
 
 @contextmanager
 def launches_skipped() -> Iterator[None]:
-    """Skip the launches of kernels of an installed Triton inside the context."""
+    """Skip the launches of kernels inside the context if an installed Triton has been imported."""
     with ExitStack() as stack:
         for name, kind in _RUNNERS:
             module = sys.modules.get(name)

@@ -68,16 +68,13 @@ BANNED = ("binary_cross_entropy",)
 
 
 class CastCache:
-    """A cache of weights that autocast has cast to the lower precision.
-
-    It is kept until the outermost autocast region ends.
-    """
+    """A cache of weights cast to autocast's lower precision, kept until the outermost region ends."""
 
     def __init__(self) -> None:
         self._casts: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
 
     def cast(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the tensor cast to `dtype`, or unchanged if it is not eligible (`cached_cast`).
+        """Return the tensor cast to `dtype` (weights from the cache), or unchanged if it is not eligible.
 
         Inference mode keeps no casts, as observed on the CPU and in a record of a GPU (torch 2.11). The
         source is held weakly, as in ATen/autocast_mode.cpp. The cast is held, and has its autograd history
@@ -102,10 +99,7 @@ class CastCache:
 
 
 def is_eligible(value: object) -> bool:
-    """Return whether CUDA's autocast casts a value.
-
-    It casts GPU tensors of each floating dtype except float64.
-    """
+    """Return whether CUDA's autocast casts a value: a GPU tensor of a floating dtype other than float64."""
     return (
         isinstance(value, Tensor)
         and (value.is_meta or value.is_cuda)  # the compiler's fake tensors are on CUDA
@@ -127,10 +121,7 @@ def kernels(cache: CastCache) -> dict[str, Kernel]:
 
 
 def included() -> AbstractContextManager[object]:
-    """Return a context manager that includes the dispatch key of CUDA's autocast.
-
-    The key is included in this thread.
-    """
+    """Return a context manager that includes the dispatch key of CUDA's autocast in this thread."""
     guard: AbstractContextManager[object] = torch._C._IncludeDispatchKeyGuard(_KEY)
     return guard
 
@@ -144,7 +135,7 @@ def _is_weight(tensor: Tensor) -> bool:
 
 
 def _casting(name: str, dtype_of: Callable[[tuple[Any, ...]], torch.dtype], cache: CastCache) -> Kernel:
-    """Return a kernel that casts an operator's eligible tensors to one dtype, then runs it.
+    """Return a kernel that casts an operator's eligible tensors to the dtype of `dtype_of`, then runs it.
 
     Tensors in lists are cast too.
     """
@@ -225,11 +216,10 @@ def _banned(name: str) -> Kernel:
 
 
 def patches(clear: Callable[[], None]) -> Iterator[tuple[str, object]]:
-    """Yield names and replacements of autocast functions for captures without a GPU.
+    """Yield names and replacements of autocast functions that treat the device type `meta` as `cuda`.
 
-    The replacements treat `meta` as `cuda`. Models query with the device type of their tensors (transformers,
-    timm, torch.utils.checkpoint do), which is `meta` in a capture and would be `cuda` on a GPU.
-    `torch.clear_autocast_cache` calls `clear` too.
+    Models query with the device type of their tensors (transformers, timm, torch.utils.checkpoint do), which
+    is `meta` in a capture and would be `cuda` on a GPU. `torch.clear_autocast_cache` calls `clear` too.
     """
     for name in ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled", "set_autocast_dtype"):
         yield f"torch.{name}", _of_cuda(getattr(torch, name))

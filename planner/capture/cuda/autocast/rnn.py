@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 def kernels(cache: CastCache) -> dict[str, Callable[..., Any]]:
-    """Return a dict with autocast's kernel of `_cudnn_rnn` under its operator's name.
+    """Return autocast's kernel of `_cudnn_rnn`, which casts tensors to float16, by operator name.
 
     It is for the dispatch key of CUDA's autocast.
     """
@@ -44,7 +44,7 @@ def kernels(cache: CastCache) -> dict[str, Callable[..., Any]]:
 
 
 def _flattened(weights: Sequence[Tensor], elements: int) -> tuple[Tensor, list[Tensor]]:
-    """Return a new float16 buffer, and copies of weights inside the buffer.
+    """Return a new float16 buffer of `elements` elements, and float16 copies of the weights inside it.
 
     Each copy shares the buffer's storage but is no view of it to autograd (`get_parameters` of
     cudnn/RNN.cpp makes them by `set_`), so that each weight has a separate gradient.

@@ -79,7 +79,10 @@ def _saving(plain: Callable[..., None], files: Callable[[], SavedFiles | None]) 
 
 
 def _opening(plain: Callable[..., Any], files: Callable[[], SavedFiles | None]) -> Callable[..., Any]:
-    """Return a version of `open` that opens a temporary file instead of emptying a user's file."""
+    """Return a version of `open` that opens a temporary file in place of a user's file that it would empty.
+
+    Later calls for the user's file open the temporary file too.
+    """
 
     @functools.wraps(plain)
     def open_file(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
@@ -96,7 +99,7 @@ def _opening(plain: Callable[..., Any], files: Callable[[], SavedFiles | None]) 
 def _guarded(
     plain: Callable[..., Any], files: Callable[[], SavedFiles | None], act: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Return a version of an os or shutil function that leaves the user's files unchanged.
+    """Return a version of an os or shutil function that calls `act`, which leaves the user's files unchanged.
 
     It passes paths to `act`, a method of `SavedFiles`. torch's own calls, and calls with the descriptor of a
     folder, are left alone.
@@ -118,7 +121,7 @@ def _guarded(
 
 
 def _data_ptr(plain: Callable[[torch.UntypedStorage], int]) -> Callable[[torch.UntypedStorage], int]:
-    """Return a version of `data_ptr` that returns a distinct number for each meta storage.
+    """Return a version of `data_ptr` that gives code outside torch a distinct number for each meta storage.
 
     torch's own code still gets 0. Libraries use the number to find tensors that share a storage.
     """

@@ -46,7 +46,7 @@ def serializing(plain: Callable[..., None], files: Callable[[], SavedFiles | Non
 
 
 def opening(plain: Callable[..., Any], files: Callable[[], SavedFiles | None]) -> Callable[..., Any]:
-    """Return a version of `safe_open` that reads tensors for the GPU to the CPU, then moves them.
+    """Return a version of `safe_open` that reads tensors for the GPU into CPU memory, then moves them.
 
     It opens the file written in place of the user's file, if any. The library itself would read into the
     memory of a pinned tensor.
@@ -94,7 +94,7 @@ class _ReadToGpu:
 
 
 def _write_zeros(tensors: Mapping[str, Any], path: _Path, metadata: Mapping[str, str] | None) -> None:
-    """Write a safetensors file whose data is all zeros."""
+    """Write a safetensors file with the header for `tensors`; its data is zeros, which take no disk space."""
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
     end = 0
     for name, spec in tensors.items():

@@ -21,10 +21,7 @@ _OPENED: tuple[int, ...] = ()  # in place of the identity of a file that the scr
 
 
 class SavedFiles:
-    """The checkpoints that a capture has written, until `close` deletes them.
-
-    The methods save, open, rename, copy and delete files without changing the user's files.
-    """
+    """A record of a capture's checkpoints, with file operations that leave the user's files unchanged."""
 
     def __init__(self) -> None:
         self._start_ns = time.time_ns()
@@ -37,7 +34,7 @@ class SavedFiles:
 
     @contextmanager
     def writing(self, target: Any) -> Iterator[Any]:
-        """Yield `target`, or a temporary path if `target` names a file that this capture has not written."""
+        """Yield `target`, or a temporary path if `target` exists and this capture has not written it."""
         if not isinstance(target, str | os.PathLike):
             yield target
             path = _real(getattr(target, "name", ""))
@@ -55,10 +52,10 @@ class SavedFiles:
             self._note(path)
 
     def to_open(self, file: Any, mode: str) -> Any:
-        """Return `file`, or the path of the temporary file to open in its place.
+        """Return `file`, or a temporary file's path if `mode` would empty a user's file or one replaces it.
 
-        A temporary file is opened instead of emptying a user's file, or a binary file that another process
-        writes meanwhile, and is read from then on. A file descriptor is returned unchanged.
+        A temporary file is also opened instead of emptying a binary file that another process writes
+        meanwhile, and is read from then on. A file descriptor is returned unchanged.
         """
         path = _real(file) if "w" in mode else ""
         if path and Path(path).is_file():
@@ -68,20 +65,20 @@ class SavedFiles:
         return self.to_read(file)
 
     def note_opened(self, file: Any, mode: str) -> None:
-        """Record that this capture has made the binary file at `file`, if it was opened to be written."""
+        """Record a file as made by this capture if `mode` is for writing a new binary file ("wb" or "xb")."""
         if "b" in mode and ("w" in mode or "x" in mode):
             path = _real(file)
             if path not in self._copies and Path(path).is_file():
                 self._made[path] = _identity(path)[:2]  # its size is not known yet
 
     def to_read(self, source: Any) -> Any:
-        """Return `source`, or the path of the file that was written in its place."""
+        """Return the path of the file that was written in place of `source`, or `source` if there is none."""
         if not self._copies or not isinstance(source, str | os.PathLike):
             return source
         return self._copies.get(_real(source), source)
 
     def rename(self, plain: Callable[..., Any], source: Any, target: Any) -> None:
-        """Rename a file or a folder, but leave the user's files unchanged.
+        """Rename a file or a folder, but leave the user's files and only redirect reads of `target` instead.
 
         `plain` is the original function. A folder that holds the user's files is not renamed.
         """
@@ -107,7 +104,7 @@ class SavedFiles:
                 self._made[new] = identity
 
     def copy(self, plain: Callable[..., Any], source: Any, target: Any) -> Any:
-        """Copy or link a file, but do not replace a user's file.
+        """Copy or link a file, or only redirect reads of `target` to the copy if `target` is a user's file.
 
         `plain` is the original function. A copy of a checkpoint of this capture keeps the holes.
         """
@@ -144,7 +141,7 @@ class SavedFiles:
             plain(self.to_read(source), target)
 
     def close(self) -> None:
-        """Delete the checkpoints. Files that have changed since are kept."""
+        """Delete the temporary files, and the checkpoints that have not changed since they were written."""
         for path, identity in self._made.items():
             with suppress(OSError):  # the script may have deleted it
                 if identity and _identity(path)[: len(identity)] == identity:
@@ -163,10 +160,7 @@ class SavedFiles:
             return False
 
     def _is_foreign(self, path: str) -> bool:
-        """Return whether a file exists and is not a checkpoint of this capture.
-
-        A checkpoint that was changed does not count as a checkpoint.
-        """
+        """Return whether a file exists and is not an unchanged checkpoint of this capture."""
         made = self._made.get(path)
         try:
             found = _identity(path)
@@ -246,7 +240,7 @@ def _real(path: Any) -> str:
 
 
 def _unresolved(path: str | os.PathLike[str]) -> str:
-    """Return a file's path with the folder resolved. The name, which may be a link's, is kept."""
+    """Return an absolute path with links in its folder resolved; a link in its last name is kept."""
     return os.path.realpath(Path(path).parent) + os.sep + Path(path).name
 
 

@@ -16,9 +16,9 @@ from planner.capture.cuda.names import Names, Replacement
 
 @contextmanager
 def sharded_without_files() -> Iterator[None]:
-    """Save and load sharded checkpoints without files inside the context.
+    """Make `torch.distributed.checkpoint`, if imported, save and load without files inside the context.
 
-    Does nothing if `torch.distributed.checkpoint` is not imported, which takes a second.
+    The package is not imported here, since the import takes a second.
     """
     if "torch.distributed.checkpoint" not in sys.modules:
         yield
@@ -45,7 +45,7 @@ def replacements() -> Iterator[Replacement]:
 
 
 def _save(state_dict: Mapping[str, Any], *_: Any, **__: Any) -> None:
-    """Call `state_dict` of each stateful object, as `save` does. Nothing is written."""
+    """Call `state_dict` of each stateful object, as `save` does, but write nothing."""
     for value in state_dict.values():
         if _has_state(value):
             value.state_dict()
@@ -59,10 +59,7 @@ def _async_save(state_dict: Mapping[str, Any], *_: Any, **__: Any) -> "Future[No
 
 
 def _load(state_dict: Mapping[str, Any], *_: Any, **__: Any) -> None:
-    """Load each stateful object's own state into the object again.
-
-    `load` does so after it reads the files.
-    """
+    """Load each stateful object's current state into it again, as `load` does with the state it reads."""
     for value in state_dict.values():
         if _has_state(value):
             value.load_state_dict(value.state_dict())

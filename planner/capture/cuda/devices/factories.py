@@ -26,10 +26,7 @@ from planner.capture.cuda.threads import caller_frame
 
 
 def defaulting(plain: Callable[..., None]) -> Callable[..., None]:
-    """Return a version of `DeviceContext.__init__` that accepts a GPU.
-
-    The GPU becomes the device of the capture.
-    """
+    """Return a version of `DeviceContext.__init__` that puts the device of the capture in place of a GPU."""
 
     def start(self: Any, device: object) -> None:
         is_gpu = names_gpu(device)
@@ -40,10 +37,7 @@ def defaulting(plain: Callable[..., None]) -> Callable[..., None]:
 
 
 def putting_defaults(plain: Callable[..., Any], constructors: Container[Any]) -> Callable[..., Any]:
-    """Return a version of `DeviceContext.__torch_function__` that logs new tensors.
-
-    Tensors are logged if they are made on a default GPU.
-    """
+    """Return a version of `DeviceContext.__torch_function__` that logs tensors made on a default GPU."""
 
     def run(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         is_default = func in constructors and (kwargs or {}).get("device") is None  # which `plain` sets
@@ -56,10 +50,10 @@ def putting_defaults(plain: Callable[..., Any], constructors: Container[Any]) ->
 
 
 def keep_default_device() -> None:
-    """Keep the GPU as the default device if a constructor set it.
+    """Let a default GPU that a constructor set outlast the enclosing `with torch.device(...)` region.
 
-    This is needed inside a `with torch.device(...)` region. The end of the region would otherwise remove the
-    default device. The new default is `meta`, which stands for the GPU.
+    The end of the region would otherwise remove the default device. The new default is `meta`, which stands
+    for the GPU.
     """
     chosen = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     if getattr(chosen, "planner_is_gpu", False):
@@ -68,9 +62,9 @@ def keep_default_device() -> None:
 
 
 def making(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a version of a tensor factory that accepts `cuda` and pinned memory.
+    """Return a version of a tensor factory that accepts `cuda` and `pin_memory` without a GPU.
 
-    A pinned tensor becomes a stand-in on the meta device.
+    A pinned tensor becomes a stand-in on the meta device if new CPU tensors do (`Placement.stands_for_host`).
     """
 
     takes_numbers = plain.__name__ in ("tensor", "as_tensor")
@@ -137,10 +131,7 @@ def _is_default_gpu() -> bool:
 
 
 def _made_on(side: Side, source: object) -> AbstractContextManager[None]:
-    """Return a context in which operators on `source` put their results on `side`.
-
-    It has no effect if `source` is not a tensor of the other side.
-    """
+    """Return a context that puts results on `side` if `source` is a tensor of the other side, or a no-op."""
     host = opened[-1].host
     is_other = isinstance(source, Tensor) and is_meta(source) and (source in host) is (side is Side.GPU)
     return host.moving_to(side) if is_other else nullcontext()
@@ -171,10 +162,7 @@ def _is_of_save_on_cpu() -> bool:
 
 
 def wrapping(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a version of `Tensor._make_wrapper_subclass` that accepts the device `cuda`.
-
-    `cuda` becomes the device of the capture.
-    """
+    """Return a version of `Tensor._make_wrapper_subclass` that takes `cuda` as the device of the capture."""
 
     @functools.wraps(plain)
     def make(*args: Any, **kwargs: Any) -> Tensor:

@@ -63,7 +63,7 @@ class HostTensors:
         return bool(self._storages) and innermost(tensor).untyped_storage()._cdata in self._storages
 
     def add(self, tensor: Tensor) -> None:
-        """Mark a meta tensor as a CPU tensor. All tensors that share its storage are marked too."""
+        """Mark a meta tensor, and so all tensors that share its storage, as CPU tensors."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._storages:
@@ -91,10 +91,7 @@ class HostTensors:
 
     @contextmanager
     def moving_to(self, side: Side) -> Iterator[None]:
-        """Put the results of operators on `side` inside the context.
-
-        The sides of the arguments do not count.
-        """
+        """Put the results of operators on `side` inside the context, whatever the sides of the arguments."""
         before, self.destination = self.destination, side
         try:
             yield
@@ -102,10 +99,11 @@ class HostTensors:
             self.destination = before
 
     def side_of(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Side:
-        """Return the side for the results of an operator.
+        """Return the side of an operator's results: HOST if all meta tensors are on the CPU, otherwise GPU.
 
-        Raises RuntimeError, as torch does on a GPU, if the arguments include tensors of both sides, unless
-        the CPU tensors are scalars or the operator takes both.
+        Inside `moving_to`, its side is returned. Raises RuntimeError, as torch does on a GPU, if the
+        arguments include tensors of both sides, unless the CPU tensors are scalars or the operator takes
+        both.
         """
         if self.destination is not None:
             return self.destination
@@ -121,7 +119,7 @@ class HostTensors:
         return Side.GPU
 
     def marked(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return an operator's arguments with CPU tensors marked. Workspace rules read the marks."""
+        """Return an operator's arguments with CPU tensors marked by `as_cpu_tensor`, for workspace rules."""
 
         def mark(value: Any) -> Any:
             return as_cpu_tensor(value) if isinstance(value, Tensor) and value in self else value
@@ -138,12 +136,12 @@ class HostTensors:
         kwargs: dict[str, Any],
         copy_to_meta: Callable[[Tensor], Tensor],
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Return an operator's arguments with real CPU tensors replaced by meta tensors.
+        """Return the arguments with real CPU tensors replaced by meta tensors, or None if this is impossible.
 
-        Returns None if this is impossible. The meta tensors count as CPU tensors. User code made the real
-        tensors on the CPU; scalar tensors are not replaced. It is impossible if no argument is a real CPU
-        tensor, if the operator changes a real CPU tensor in place, if no argument is on the meta device, or
-        if an argument on the meta device is a tensor of the GPU.
+        The meta tensors count as CPU tensors. User code made the real tensors on the CPU; scalar tensors are
+        not replaced. It is impossible if no argument is a real CPU tensor, if the operator changes a real CPU
+        tensor in place, if no argument is on the meta device, or if an argument on the meta device is a
+        tensor of the GPU.
         """
         tensors = [one for one in leaves_of((args, kwargs)) if isinstance(one, Tensor)]
         made = [one for one in tensors if one.device.type == "cpu" and one.dim()]

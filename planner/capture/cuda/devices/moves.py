@@ -87,14 +87,14 @@ def moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _is_tracked(tensor: Tensor) -> bool:
-    """Return whether optimizers or gradients refer to a moved tensor, which then stays on the meta device."""
+    """Return whether a tensor that moves to the CPU stays on meta, as an optimizer or autograd holds it."""
     return opened[-1].moves_module or (tensor.requires_grad and torch.is_grad_enabled())
 
 
 def _move_gradient(moved: Tensor, host: HostTensors, side: Side) -> None:
-    """Move the gradient of a moved tensor to the side from which the tensor came, as autograd does.
+    """Register a hook that moves the gradient of `moved` to `side`, from which the tensor came.
 
-    To autograd both tensors are on the meta device.
+    To autograd both tensors are on the meta device, so that it moves no gradient.
     """
 
     def move(gradient: Tensor) -> Tensor:
@@ -106,17 +106,14 @@ def _move_gradient(moved: Tensor, host: HostTensors, side: Side) -> None:
 
 
 def _is_window(tensor: Tensor) -> bool:
-    """Return whether a tensor is a view of a part of its storage.
-
-    An example is the result of `hann_window`.
-    """
+    """Return whether a meta tensor is smaller than its storage, as the result of `hann_window` is."""
     if is_wrapped(tensor) or not is_meta(tensor) or tensor.layout is not torch.strided:
         return False
     return tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
 
 
 def _by_class(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a version of a tensor method that passes wrapper tensors to their class.
+    """Return a version of a tensor method that calls `__torch_function__` of a wrapper tensor's class.
 
     The class's `__torch_function__` recognizes torch's own method by its identity.
     """
@@ -132,17 +129,14 @@ def _by_class(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def device_given(*args: Any, **kwargs: Any) -> object:
-    """Return the device among the arguments of `Module.to`, or None.
-
-    It is None if the arguments name no device.
-    """
+    """Return the device that the arguments of `Module.to` name, or None."""
     return torch._C._nn._parse_to(*args, **kwargs)[0]
 
 
 def moving_module(
     plain: Callable[..., nn.Module], device_of: Callable[..., object]
 ) -> Callable[..., nn.Module]:
-    """Return a version of `Module.to`, `cuda` or `cpu` that records the module's move.
+    """Return a version of `Module.to`, `cuda` or `cpu` that records moves while the model is built.
 
     Tensors moved to the GPU are logged; modules moved to the CPU are added to `Placement.on_cpu`. Nothing is
     recorded while the loop runs. A module that user code moves to the meta device, where it takes no memory,
@@ -197,10 +191,7 @@ def _with_device(
 
 
 def pin(self: Tensor, device: Any = None) -> Tensor:
-    """Return a pinned copy of a meta tensor that stands for an unpinned CPU tensor.
-
-    Any other tensor is returned unchanged.
-    """
+    """Return a pinned copy of an unpinned stand-in for a CPU tensor, or any other tensor unchanged."""
     host = opened[-1].host if opened else None
     if host is None or self not in host or host.is_pinned(self):
         return self
@@ -209,10 +200,7 @@ def pin(self: Tensor, device: Any = None) -> Tensor:
 
 
 def record_stream(self: Tensor, stream: Any) -> None:
-    """Add a remark on how the work of a stream is planned.
-
-    It is planned as done before the next memory request.
-    """
+    """Add a remark that a stream's work is planned as done before the next memory request."""
     add_remark(
         "calls Tensor.record_stream: that stream's work is planned as done when memory is next asked for"
     )
@@ -230,7 +218,7 @@ def to_host(self: Tensor, memory_format: Any = torch.preserve_format) -> Tensor:
 
 
 def reading_array(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a version of `Tensor.numpy` that accepts meta tensors that stand for CPU tensors.
+    """Return a version of `Tensor.numpy` that also reads meta tensors that stand for CPU tensors.
 
     It reads their values. For a tensor of the GPU it raises TypeError in a running loop, unless `force` is
     set.
@@ -300,7 +288,10 @@ def loading(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def unpickling(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a version of `pickle.load` or `pickle.loads` that puts tensors where they were pickled."""
+    """Return a version of `pickle.load` or `loads` that puts loaded meta tensors on the GPU if it is in use.
+
+    The GPU is in use if user code has put any tensor there.
+    """
 
     @functools.wraps(plain)
     def load(*args: Any, **kwargs: Any) -> Any:
@@ -313,10 +304,9 @@ def unpickling(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _place_loaded(loaded: object, side: Side | None) -> None:
-    """Put the meta tensors of a loaded file, which this capture has saved, on a side.
+    """Put the meta tensors among `loaded` on `side`; None is the GPU if user code has put any tensor there.
 
-    If `side` is None, they are put where they were saved, which the file does not tell: on the GPU, if user
-    code has put any tensors there.
+    This capture has saved the tensors. The file does not tell on which side they were.
     """
     placement = opened[-1]
     for one in filter(is_meta, _tensors_of(loaded)):
@@ -337,7 +327,7 @@ def locating(plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _tensors_of(loaded: object) -> Iterator[Tensor]:
-    """Yield the tensors of a loaded file. Parameters and buffers of modules are included."""
+    """Yield the tensors of a loaded object, including the parameters and buffers of its modules."""
     for one in tree_leaves(loaded):
         if isinstance(one, nn.Module):
             yield from (*one.parameters(), *one.buffers())
@@ -346,9 +336,9 @@ def _tensors_of(loaded: object) -> Iterator[Tensor]:
 
 
 def storage_to_gpu(self: UntypedStorage, *_: Any, **__: Any) -> UntypedStorage:
-    """Return a copy of a CPU storage on the planned GPU. A storage of the GPU is returned unchanged.
+    """Put a CPU storage on the planned GPU and return it; a meta storage is returned unchanged.
 
-    Inside a running loop, and if the model is built by shapes alone, the copy has no values.
+    Inside a running loop, and if the model is built by shapes alone, the result is a meta storage.
     """
     placement = opened[-1]
     if self.device.type == META:

@@ -17,7 +17,7 @@ def names_gpu(device: object) -> bool:
 
 
 def is_index(device: object) -> bool:
-    """Return whether a device argument is an index of a GPU."""
+    """Return whether a device argument is an index of a GPU: any int that is not a bool."""
     return isinstance(device, int) and not isinstance(device, bool)
 
 

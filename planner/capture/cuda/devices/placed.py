@@ -26,7 +26,7 @@ from planner.capture.wrapped import calls_operators_itself, parts
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Log entry: a tensor was put on the GPU."""
+    """Log entry: the storage with this number and size was put on the GPU."""
 
     number: int
     size_bytes: int
@@ -34,7 +34,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """Log entry of an operator that ran on tensors of the GPU. Each tensor is given as a `Layout`."""
+    """Log entry: an operator ran on tensors of the GPU; each tensor is given as a `Layout`."""
 
     func: Any
     args: tuple[Any, ...]
@@ -44,7 +44,7 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class Freed:
-    """Log entry: the memory of a tensor on the GPU was freed."""
+    """Log entry: the storage with this number was freed."""
 
     number: int
 
@@ -90,10 +90,7 @@ class PlacedTensors:
         return storage in self._numbers
 
     def add(self, tensor: Tensor) -> None:
-        """Log a tensor as put on the GPU, and number its storage.
-
-        A storage that has a number is not logged again.
-        """
+        """Number a tensor's storages and log them as put on the GPU, unless they have a number already."""
         for one in parts(tensor):
             storage = _storage_of(one)
             if storage is not None and storage not in self._numbers:
@@ -101,7 +98,7 @@ class PlacedTensors:
                 self._entries.append((number, Put(number, storage.nbytes())))
 
     def add_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Log a call of an operator. The storages of its new tensors are numbered."""
+        """Log a call of an operator, and number the storages of its new tensors."""
         at = next(self._next)
         for one in _tensors_in(out if isinstance(out, tuple | list) else (out,)):
             storage = _storage_of(one)
@@ -111,15 +108,12 @@ class PlacedTensors:
         self._entries.append((at, Called(func, *laid)))
 
     def add_empty_cache(self) -> None:
-        """Log that the cache is emptied. Nothing is logged if no tensor is on the GPU."""
+        """Log that the cache is emptied, if any tensor is on the GPU."""
         if self:
             self._entries.append((next(self._next), CacheEmptied()))
 
     def number_of(self, tensor: Tensor) -> float:
-        """Return the number of a tensor's storage, or infinity if it is not on the GPU.
-
-        Of several storages, the lowest number counts.
-        """
+        """Return the lowest number of a tensor's storages, or infinity if none is on the GPU."""
         storages = [_storage_of(one) for one in parts(tensor)]
         return min((float(self._numbers[one]) for one in storages if one in self._numbers), default=inf)
 
@@ -136,13 +130,13 @@ class PlacedTensors:
         return None if ref is None else ref()
 
     def take_entries(self) -> list[tuple[int, Entry]]:
-        """Return the log entries, and clear the log. Each has its number in the order of all events."""
+        """Return the logged entries, each after its number in the order of all events, and clear the log."""
         entries, self._entries = self._entries, []
         return entries
 
     @contextmanager
     def forgotten_on_error(self) -> Iterator[None]:
-        """Remove entries logged inside the context if it raises an exception."""
+        """Remove the entries logged inside the context if an exception leaves it."""
         start = len(self._entries)
         try:
             yield
@@ -155,7 +149,7 @@ class PlacedTensors:
 
     @contextmanager
     def copying_to_cpu(self) -> Iterator[None]:
-        """Do not log operators inside the context. Their results are on the CPU."""
+        """Do not log the operators inside the context, since they copy to the CPU."""
         self._is_copying = True
         try:
             yield
@@ -164,10 +158,7 @@ class PlacedTensors:
 
     @property
     def follows(self) -> bool:
-        """Return whether operators are logged.
-
-        They are logged if a tensor is on the GPU and no copy to the CPU runs.
-        """
+        """Return whether operators are logged: if any tensor is on the GPU and no copy to the CPU runs."""
         return bool(self) and not self._is_copying
 
     def _start(self, storage: UntypedStorage) -> int:
@@ -194,7 +185,7 @@ class PlacedTensors:
 
 
 class PlacedResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that logs operators on GPU tensors. Their results are on the GPU too."""
+    """A dispatch mode that logs operators on GPU tensors, and counts their results as on the GPU."""
 
     def __init__(self, placed: PlacedTensors) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -203,7 +194,10 @@ class PlacedResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False, as the recorder does. Nothing is compiled while the mode is active."""
+        """Return False, since nothing is compiled while the mode is active.
+
+        The recorder does the same.
+        """
         return False
 
     def __torch_dispatch__(
@@ -248,17 +242,14 @@ class Replayed:
         return self._tensor(Layout(put.number, put.size_bytes, (put.size_bytes,), (1,), 0, torch.uint8))
 
     def living(self) -> Iterator[Tensor]:
-        """Yield each living storage of a rebuilt tensor, as a tensor of bytes.
-
-        Only storages on the meta device count.
-        """
+        """Yield each living meta storage of the rebuilt tensors, as a tensor of bytes."""
         for number in sorted(self._met):
             storage = self._placed.living(number)
             if storage is not None and storage.device.type == "meta":
                 yield _bytes_of(storage)
 
     def free(self, number: int) -> None:
-        """Release the stand-in for a freed tensor."""
+        """Release the stand-in for the freed storage with a number, if there is one."""
         self._dead.pop(number, None)
 
     def _tensor(self, laid: Layout) -> Tensor:
@@ -287,7 +278,7 @@ CONVERSIONS: tuple[Callable[..., Any], ...] = (_TO.dtype, _TO.dtype_layout, _TO.
 
 
 def _tensors_in(values: Any) -> list[Tensor]:
-    """Return the tensors among the values. Tensors one level down in lists and tuples are included."""
+    """Return the tensors among the values, and among the items of lists and tuples in the values."""
     flat = [one for value in values for one in (value if isinstance(value, list | tuple) else (value,))]
     return [one for one in flat if isinstance(one, Tensor)]
 

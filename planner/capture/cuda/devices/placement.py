@@ -71,34 +71,25 @@ class Placement:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return the remarks as notes. Each begins with the first line of user code that caused it."""
+        """Return each remark as a note that begins with the first line of user code that caused it."""
         return tuple(f"{line} {text}" for text, line in self.remarks.items())
 
     def watch(self, recorder: Any) -> None:
-        """Connect the placement to the recorder of the running loop.
-
-        Emptied caches, resized storages and CUDA graphs are reported to `recorder`.
-        """
+        """Report emptied caches, resized storages and CUDA graphs to the recorder of the running loop."""
         self.on_empty_cache = recorder.record_empty_cache
         self.on_resize = recorder.record_resize
         self.has_recorded = recorder.has_recorded
         self.graphs.open_pool = recorder.graph_pool
 
     def empty_cache(self) -> None:
-        """Report or log that the cache is emptied.
-
-        The recorder gets the report if the loop runs; otherwise the event is logged in `placed`.
-        """
+        """Report to the recorder that the cache is emptied, or log it in `placed` before the loop runs."""
         if self.is_running:
             self.on_empty_cache()
         else:
             self.placed.add_empty_cache()
 
     def put(self, tensor: Any) -> Any:
-        """Log a tensor that user code puts on the GPU, and return the tensor.
-
-        Nothing is logged while the loop runs.
-        """
+        """Log that user code puts a tensor on the GPU, unless the loop runs, and return the tensor."""
         if isinstance(tensor, Tensor) and not self.is_running:
             self.placed.add(tensor)
         return tensor
@@ -108,7 +99,7 @@ opened: list[Placement] = []  # open placements, innermost last; several if a mo
 
 
 def is_put_on_gpu(tensor: Tensor) -> bool:
-    """Return whether user code put a tensor on the GPU. It did so while the model was built."""
+    """Return whether user code put a tensor on the GPU while the model was built."""
     return bool(opened) and tensor in opened[-1].placed
 
 
@@ -132,10 +123,7 @@ def put_off_until_recorded(work: Callable[[], None]) -> bool:
 
 
 def work_put_off() -> list[tuple[float, Callable[[], None]]]:
-    """Return the postponed calls and clear their list.
-
-    Each has its position among the tensors put on the GPU.
-    """
+    """Return and clear the postponed calls, each after its position among the tensors put on the GPU."""
     taken = [(put_order(marker), work) for marker, work in opened[-1].put_off] if opened else []
     if taken:
         opened[-1].put_off.clear()
@@ -143,15 +131,12 @@ def work_put_off() -> list[tuple[float, Callable[[], None]]]:
 
 
 def modules_on_cpu() -> WeakSet[nn.Module]:
-    """Return the modules whose last move by user code was to the CPU.
-
-    User code moved them while it built the model.
-    """
+    """Return the modules whose last move by user code, while it built the model, was to the CPU."""
     return opened[-1].on_cpu if opened else WeakSet()
 
 
 def placed_tensors() -> PlacedTensors:
-    """Return the tensors that user code put on the GPU. It did so while the model was built."""
+    """Return the tensors that user code put on the GPU while the model was built, and their log."""
     return opened[-1].placed if opened else PlacedTensors()
 
 
@@ -161,18 +146,12 @@ def innermost() -> Placement:
 
 
 def put_order(tensor: Tensor) -> float:
-    """Return a tensor's position among the tensors that user code put on the GPU.
-
-    It put them there while a model was built. The position of any other tensor is infinity.
-    """
+    """Return a tensor's position among the tensors put on the GPU while a model was built, or infinity."""
     return opened[-1].placed.number_of(tensor) if opened else inf
 
 
 def target_of(device: object) -> str:
-    """Return the device of the capture that replaces the GPU `device`.
-
-    A remark is added if the GPU's index is not 0.
-    """
+    """Return the device of the capture that replaces a GPU, and add a remark if the GPU's index is not 0."""
     index = device if isinstance(device, int) else torch.device(device).index  # type: ignore[call-overload]
     if index:
         add_remark(f"uses cuda:{index}: each GPU stands for the planned one")

@@ -57,7 +57,7 @@ class _Statistics(dict[str, int]):
         return _SEGMENT_BYTES if name.startswith("reserved_bytes") else 0
 
     def get(self, name: str, default: object = None) -> int:
-        """Return a statistic. `default` is not used, since each statistic has a value."""
+        """Return the statistic `name`; `default` is never used, since each statistic has a value."""
         return self[name]
 
 
@@ -249,10 +249,10 @@ def _for_users(
 
 
 def _type_for_users(holder: ModuleType, name: str, construct: Callable[..., Any]) -> type:
-    """Return a class that replaces the class `name` of a module in user code.
+    """Return a replacement for the class `name` of a module, whose instances `construct` makes in user code.
 
-    The class calls `construct` to make its instances. Instances of the replaced class and `Handle` count as
-    its instances. Libraries that cache answers get instances of the replaced class.
+    Instances of the replaced class and `Handle` count as its instances. Libraries that cache answers get
+    instances of the replaced class.
     """
     plain = getattr(holder, name)
 
@@ -274,9 +274,9 @@ class _AnyGenerator(type):
         return isinstance(instance, _PLAIN_GENERATOR)
 
     def __call__(cls, device: Any = "cpu") -> Any:
-        """Return a `torch.Generator` on the device.
+        """Return a `torch.Generator` on the device, or on the CPU if the device is a GPU or `meta`.
 
-        For a GPU or `meta`, it is on the CPU. Random numbers of the planned GPU have no values.
+        Random numbers of the planned GPU have no values.
         """
         is_gpu = torch.device(device).type in ("cuda", "meta")
         return _PLAIN_GENERATOR("cpu" if is_gpu else device)

@@ -99,7 +99,10 @@ def names_of_torch() -> Iterator[None]:
 
 @contextmanager
 def devices_shown() -> Iterator[None]:
-    """Make meta tensors report the GPU, or the CPU for stand-ins, to user code inside the context."""
+    """Make meta tensors report the GPU, or the CPU if they stand for CPU tensors, to user code inside.
+
+    In the context the placement counts as running, and Triton kernels are not launched.
+    """
     index = Tensor.get_device
     shown: dict[str, Any] = {
         "device": _shown(torch._C.TensorBase.device, GPU, CPU),

@@ -23,7 +23,7 @@ def patches() -> Iterator[tuple[str, object]]:
 
 
 def _assign(x: Tensor, index: Any, value: Any) -> None:
-    """Run `x[index] = value` with CUDA's allocations.
+    """Run `x[index] = value`, with the allocations of CUDA if `x` is on meta and `value` is a number.
 
     If the index contains tensors or lists, other than a single mask, a number is copied to the GPU, as on
     CUDA.

@@ -21,7 +21,7 @@ _SAFE_SINCE: TorchVersion = (2, 5)
 
 
 def kernels(capability: tuple[int, int], version: TorchVersion) -> dict[str, Callable[..., Any]]:
-    """Return the attention kernels, keyed by operator name."""
+    """Return the kernel of `scaled_dot_product_attention`, by operator name."""
 
     def attend(
         query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
@@ -36,7 +36,7 @@ def kernels(capability: tuple[int, int], version: TorchVersion) -> dict[str, Cal
 
 
 def _flash(call: SdpaCall, scale: float | None) -> Tensor:
-    """Run the flash backend with padded heads.
+    """Run flash attention on heads padded to a multiple of 8, and return the output without the padding.
 
     Head widths are padded to a multiple of 8 before the kernel. The kernel saves the padded copies for the
     backward pass.
@@ -68,11 +68,10 @@ def _cudnn(call: SdpaCall, scale: float | None) -> Any:
 
 
 def _additive(call: SdpaCall, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return a boolean mask as numbers to add to the scores.
+    """Return a boolean mask as numbers to add to the scores (0 or -inf), or any other mask unchanged.
 
-    Any other `mask` is returned unchanged. This is `convert_boolean_attn_mask`. The result has the mask's
-    shape. Before torch 2.5 the result is made of zeros, which are filled in place with -inf at positions that
-    the mask leaves out.
+    This is `convert_boolean_attn_mask`. The result has the mask's shape. Before torch 2.5 the result is made
+    of zeros, which are filled in place with -inf at positions that the mask leaves out.
     """
     if mask is None or mask.dtype is not torch.bool:
         return mask
@@ -125,9 +124,6 @@ def _math(call: SdpaCall, scale: float | None) -> Tensor:
 
 
 def _ungrouped(call: SdpaCall, tensor: Tensor) -> Tensor:
-    """Return keys or values, repeated for the query heads that share them.
-
-    A call without grouped queries gets them unchanged.
-    """
+    """Return keys or values, repeated for the query heads that share them if the call groups queries."""
     groups = call.query.shape[-3] // tensor.shape[-3] if call.enable_gqa else 1
     return tensor.repeat_interleave(groups, -3) if groups > 1 else tensor

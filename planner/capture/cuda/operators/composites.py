@@ -18,10 +18,10 @@ _MEAN = 1  # at::Reduction::Mean
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
-    """Run `linear` as CUDA does (ATen/native/Linear.cpp).
+    """Run `linear` as CUDA does, with the bias added by addmm or in place (ATen/native/Linear.cpp).
 
-    The bias is added by addmm or in place. ATen adds the bias out of place for meta tensors or under a
-    dispatch mode (TensorSubclassLikeUtils.h), which would cost a second output.
+    ATen adds the bias out of place for meta tensors or under a dispatch mode (TensorSubclassLikeUtils.h),
+    which would cost a second output.
     """
     if bias is not None and weight.dim() == 2:
         if x.dim() == 2:
@@ -43,10 +43,10 @@ def _dropout(x: Tensor, p: float, train: bool) -> Any:
 
 
 def _softmax_by(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a softmax that converts float16 to float32 inside the kernel.
+    """Return a softmax by `kernel` that converts float16 to float32 inside the kernel, as CUDA does.
 
-    CUDA does the same. The conversion follows ATen/native/SoftMax.cpp. On other devices, and for bfloat16
-    everywhere, the input is converted first, which costs a tensor.
+    The conversion follows ATen/native/SoftMax.cpp. On other devices, and for bfloat16 everywhere, the input
+    is converted first, which costs a tensor.
     """
 
     def softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
@@ -61,10 +61,9 @@ def _ctc_loss(
     log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int = 0,
     reduction: int = 1, zero_infinity: bool = False,
 ) -> Any:  # fmt: skip
-    """Run `ctc_loss` with its lengths read into lists.
+    """Run `ctc_loss` with lengths in lists; a length without a value counts as the padded length.
 
-    Source: ATen/native/LossCTC.cpp. On the meta device, ATen keeps the lengths as tensors and fails. If the
-    values of lengths are unknown, the padded length is assumed for each sample.
+    Source: ATen/native/LossCTC.cpp. On the meta device, ATen keeps the lengths as tensors and fails.
     """
     steps, samples = log_probs.shape[:2]
     inputs = [steps] * samples if input_lengths.is_meta else input_lengths.tolist()
@@ -73,9 +72,9 @@ def _ctc_loss(
 
 
 def _one_hot(classes: Tensor, num_classes: int = -1) -> Any:
-    """Run `one_hot` by scattering ones into zeros.
+    """Run `one_hot` by scattering ones into zeros, as CUDA does (ATen/native/Onehot.cpp).
 
-    CUDA does the same (ATen/native/Onehot.cpp). On the meta device, ATen compares the classes with a range.
+    On the meta device, ATen compares the classes with a range.
     """
     count = int(classes.max().item()) + 1 if num_classes < 0 else num_classes
     zeros = torch.zeros((*classes.shape, count), dtype=torch.int64, device=classes.device)
@@ -95,7 +94,7 @@ def _mish_backward(grad: Tensor, x: Tensor) -> Any:
 
 
 def _transposed_einsum(equation: str, operands: list[Tensor], *, path: list[int] | None = None) -> Any:
-    """Run `einsum` as torch before 2.9 does.
+    """Run `einsum` as torch before 2.9 does, which never exchanges operands for a contiguous result.
 
     Two operands are not exchanged to get a contiguous result. The result is a view of the product of the
     first operand's rows and the second one's columns, even if the equation names the columns first. Equations
@@ -122,10 +121,10 @@ def _transposed_einsum(equation: str, operands: list[Tensor], *, path: list[int]
 
 
 def _written_out(equation: str, operands: list[Tensor]) -> tuple[list[str], str]:
-    """Return the labels of an equation with each ellipsis replaced by letters.
+    """Return the labels of the operands and of the result, with each ellipsis replaced by letters.
 
-    They are the labels of the operands and of the result. If the equation names no result, the result has the
-    ellipsis, and the labels that occur once in alphabetical order.
+    If the equation names no result, the result has the ellipsis, and the labels that occur once in
+    alphabetical order.
     """
     left, arrow, result = equation.partition("->")
     letters = [letter for letter in ascii_letters if letter not in equation]
@@ -169,10 +168,9 @@ class _RmsNorm(torch.autograd.Function):
 def _rms_norm(
     x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Any:
-    """Run `rms_norm` as one fused kernel.
+    """Run `rms_norm` as one fused kernel, or composed for channels-last inputs or weights of another dtype.
 
-    It saves the input and one number per row. Inputs in a channels-last format, and weights of a dtype other
-    than the input's, take the composite path.
+    The fused kernel saves the input and one number per row.
     """
     mixed = weight is not None and weight.dtype is not x.dtype
     if mixed or (suggests_channels_last(x) and not x.is_contiguous()):
@@ -191,10 +189,10 @@ def _composed_rms_norm(
 
 
 class BinaryCrossEntropyWithLogits(torch.autograd.Function):
-    """An autograd function for binary cross entropy with logits.
+    """An autograd function for binary cross entropy with logits, with the input's gradient in place.
 
-    It computes the gradient of the input in place. For meta tensors (TensorSubclassLikeUtils.h) torch
-    computes the gradient out of place, which would cost two more tensors of the input's size.
+    For meta tensors (TensorSubclassLikeUtils.h) torch computes the gradient out of place, which would cost
+    two more tensors of the input's size.
     """
 
     @staticmethod
@@ -209,10 +207,9 @@ class BinaryCrossEntropyWithLogits(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Return the gradient of the input, computed in place.
+        """Return the input's gradient, computed in place in an intermediate result, and None for the rest.
 
-        It is in the storage of an intermediate result. The intermediate result is the sigmoid, or with
-        `pos_weight` the weighted term.
+        The intermediate result is the sigmoid, or with `pos_weight` the weighted term.
         """
         x, target, weight, pos_weight = ctx.saved_tensors
         if pos_weight is None:
@@ -240,11 +237,10 @@ def _binary_cross_entropy_with_logits(
 
 
 def _with_kernel_strides(x: Tensor) -> Tensor:
-    """Return a contiguous tensor with the strides of CUDA's pointwise results.
+    """Return a contiguous tensor with the strides of CUDA's pointwise results, any other one unchanged.
 
-    Any other tensor is returned unchanged. A contiguous tensor may have unusual strides in dimensions of size
-    1. CUDA's kernels then return contiguous strides (ATen/TensorIterator.cpp, fast_set_up); torch's meta
-    kernels keep the unusual strides.
+    A contiguous tensor may have unusual strides in dimensions of size 1. CUDA's kernels then return
+    contiguous strides (ATen/TensorIterator.cpp, fast_set_up); torch's meta kernels keep the unusual strides.
     """
     return x.as_strided(x.shape, contiguous(x.shape)) if x.is_contiguous() else x
 
@@ -253,7 +249,7 @@ def _with_kernel_strides(x: Tensor) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """An autograd function for `prod`, the product of elements.
+    """An autograd function for `prod` that computes the gradient as CUDA does if no element is zero.
 
     Its gradient divides the product by each element. torch counts the zeros first, and takes another path if
     an element is zero. That path is not planned, though torch always takes it for meta tensors.

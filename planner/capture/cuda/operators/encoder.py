@@ -19,14 +19,14 @@ Kernels = dict[str, Callable[..., Any]]
 
 
 def kernels(capability: tuple[int, int], version: TorchVersion) -> Kernels:
-    """Return the fast-path kernels, keyed by operator name."""
+    """Return the kernels of transformer layers' inference fast paths, by operator name."""
 
     def attend(
         query: Tensor, key: Tensor, value: Tensor, embed_dim: int, num_head: int, qkv_weight: Tensor,
         qkv_bias: Tensor, proj_weight: Tensor, proj_bias: Tensor, mask: Tensor | None = None,
         need_weights: bool = True, average_attn_weights: bool = True, mask_type: int | None = None,
     ) -> Any:  # fmt: skip
-        """Run `_native_multi_head_attention` as on CUDA.
+        """Run `_native_multi_head_attention` as on CUDA, and return its output, and its weights or None.
 
         It is fused if there is no mask and no weights are returned. The fused path also requires that the
         selected attention backend is not the math backend.
@@ -70,10 +70,7 @@ def _fused(
 def _unfused(
     query: Tensor, heads: int, qkv_weight: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the context tensor and the softmax of the scores.
-
-    The context tensor is in the memory of the queries.
-    """
+    """Return the context tensor, in the memory of the queries, and the softmax of the scores."""
     batch, rows, width = query.shape
     qkv = torch.matmul(query, qkv_weight.t())
     # _transform_bias_rescale_qkv: one buffer for all three, then the projection is freed
@@ -88,9 +85,9 @@ def _unfused(
 
 
 def _project(context: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Apply the output projection to the context.
+    """Apply the output projection to a copy of the context with merged heads.
 
-    The projection gets a copy of the context with merged heads. This is `transform0213_gemm_nt_bias`.
+    This is `transform0213_gemm_nt_bias`.
     """
     batch, heads, rows, width = context.shape
     return F.linear(context.permute(0, 2, 1, 3).reshape(batch, rows, heads * width), weight, bias)

@@ -24,9 +24,9 @@ class Rejections(Struct):
     rounds: int = 0  # rounds after the first of the current call
 
     def answer(self) -> bool | None:
-        """Return whether the current round of `trunc_normal_` probably rejects a weight.
+        """Return whether this round of `trunc_normal_` probably rejects a weight, or None if none runs.
 
-        If no `trunc_normal_` runs, None is returned. Each call inside `trunc_normal_` counts one round.
+        Each call inside `trunc_normal_` counts one round.
         """
         frame = _drawing_frame()
         if frame is None:

@@ -20,11 +20,10 @@ aten = torch.ops.aten
 
 
 def flatten_weights(layer: nn.Module) -> Iterator[Tensor]:
-    """Move the weights of a recurrent layer into one buffer.
+    """Move the weights of a recurrent layer into one buffer, and yield the buffer before they move.
 
-    `flatten_parameters` does the same on a GPU. Yields the buffer once it is made; the weights' previous
-    storages are released when the caller resumes. For other modules, and for weights that cannot be
-    flattened, nothing is yielded or changed.
+    `flatten_parameters` does the same on a GPU. The weights' previous storages are released when the caller
+    resumes. For other modules, and for weights that cannot be flattened, nothing is yielded or changed.
     """
     if not isinstance(layer, nn.RNNBase) or not _is_whole(layer):
         return
@@ -35,10 +34,7 @@ def flatten_weights(layer: nn.Module) -> Iterator[Tensor]:
 
 
 def patches() -> Iterator[tuple[str, object]]:
-    """Yield the name of the method that flattens weights, and its replacement.
-
-    The method is called in a running loop.
-    """
+    """Yield the name of `RNNBase.flatten_parameters`, which running loops call, and its replacement."""
     yield "torch.nn.modules.rnn.RNNBase.flatten_parameters", _flatten_again
 
 
@@ -83,7 +79,7 @@ def _can_flatten(layer: nn.RNNBase) -> bool:
 
 
 def _is_whole(layer: nn.RNNBase) -> bool:
-    """Return whether a layer's weights can be flattened and share no storage."""
+    """Return whether a layer's weights can be flattened and no two of them share a storage."""
     weights: list[Any] = list(layer._flat_weights)
     return _can_flatten(layer) and len({w.untyped_storage()._cdata for w in weights}) == len(weights)
 
@@ -94,10 +90,10 @@ def kernels(capability: tuple[int, int]) -> dict[str, Callable[..., Any]]:
     ranks = chain([FIRST_DROPOUT_DIM], repeat(1))
 
     def dropout_state() -> Tensor:
-        """Return the tensor that stands for cuDNN's dropout state.
+        """Return an empty tensor that stands for cuDNN's dropout state, with a special rank at the first use.
 
-        It takes no memory, and all layers share it. Its rank tells whether this use is the first; the
-        operator's workspace rule then allocates the state.
+        It takes no memory, and all layers share the state. By the rank, the operator's workspace rule
+        allocates the state at the first use.
         """
         return torch.empty((0,) * next(ranks), dtype=torch.uint8, device="meta")
 
@@ -111,10 +107,10 @@ def kernels(capability: tuple[int, int]) -> dict[str, Callable[..., Any]]:
 def _kernel(
     mode: int, name: str, dropout_state: Callable[[], Tensor], capability: tuple[int, int]
 ) -> Callable[..., Any]:
-    """Return a function that runs a recurrent operator by cuDNN.
+    """Return a function that runs a recurrent operator by cuDNN, or decomposed if cuDNN does not support it.
 
-    If cuDNN does not support the call, it is decomposed. `mode` is cuDNN's number for the kind of the layer.
-    `NAME.input` takes samples of one length, `NAME.data` packed samples.
+    `mode` is cuDNN's number for the kind of the layer. `NAME.input` takes samples of one length, `NAME.data`
+    packed samples.
     """
     decompose = overload(name).decompose
 
@@ -164,10 +160,9 @@ def _run(
 
 
 def _shared_buffer(weights: Sequence[Tensor]) -> Tensor | None:
-    """Return a flat tensor over the storage that several weights share, or None.
+    """Return a flat tensor over the storage that two or more weights share, or None if they share none.
 
-    A single weight gives None too. Without a shared storage, cuDNN's operator copies the weights into a
-    buffer at each call.
+    Without a shared storage, cuDNN's operator copies the weights into a buffer at each call.
     """
     storages = {w.untyped_storage()._cdata for w in weights}
     if len(storages) > 1 or len(weights) == 1:
@@ -201,15 +196,15 @@ def gru_cell(
     input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, b_ih: Tensor | None = None,
     b_hh: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the new state of a GRU cell, and the workspace for the backward pass.
+    """Return new tensors for the next state of a GRU cell and the workspace saved for the backward pass.
 
-    The workspace is saved (native/cuda/RNN.cu).
+    Source: native/cuda/RNN.cu.
     """
     return hx.new_empty(hx.shape), hx.new_empty((hx.shape[0], 5 * hx.shape[1]))
 
 
 def gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor | None, ...]:
-    """Return the gradients of a GRU cell for both gates and the state, and None for both biases.
+    """Return new tensors for the gradients of a GRU cell's gates and state, and None for both biases.
 
     Source: cuda/RNN.cu.
     """
@@ -276,7 +271,7 @@ def cudnn_rnn_backward(
     hidden: int, projected: int, layers: int, batch_first: bool, p: float, train: bool, bidirectional: bool,
     batch_sizes: Sequence[int], dropout: Tensor | None, reserve: Tensor, mask: Sequence[bool],
 ) -> Any:  # fmt: skip
-    """Return the gradients of a recurrent layer run by cuDNN.
+    """Return new tensors for the gradients of a recurrent layer run by cuDNN.
 
     They are of the input, the hidden state, the cell state and the weights. The weights' gradients are views
     of one buffer. All gradients are None if no output has a gradient.

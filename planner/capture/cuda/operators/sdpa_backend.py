@@ -102,7 +102,7 @@ def _flash_accepts(call: SdpaCall, capability: Capability) -> bool:
 
 
 def _flash_can_go_back(call: SdpaCall, capability: Capability) -> bool:
-    """Return whether flash attention can run the backward pass, if the call needs one.
+    """Return whether flash attention can run the call's backward pass, or the call needs none.
 
     GPUs with 99 KiB of shared memory have no backward pass for some wide heads.
     """
@@ -155,7 +155,7 @@ def _cudnn_width(widths: tuple[int, int], capability: Capability) -> int:
 
 
 def gemm_alignment(dtype: torch.dtype, capability: Capability) -> int:
-    """Return the required alignment of a head's width, in elements.
+    """Return the alignment of a head's width that efficient attention requires, in elements.
 
     Source: `minimum_gemm_alignment`. The alignment is 16 bytes if tensor cores compute the product, otherwise
     1 element.
@@ -204,7 +204,7 @@ def _heads_match(call: SdpaCall, *, grouped: bool) -> bool:
 
 
 def _mask_broadcasts(call: SdpaCall) -> bool:
-    """Return whether cuDNN accepts the call's mask.
+    """Return whether the call has no mask or one that cuDNN accepts.
 
     Source: `check_attn_mask_shape`. cuDNN accepts a call without a mask, or with a mask of 2 or 4 dimensions
     that requires no gradient and broadcasts to the scores.

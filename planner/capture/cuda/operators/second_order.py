@@ -43,10 +43,7 @@ def _renumbering(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _nodes_since(tensors: Iterable[Tensor], first: int) -> list[Any]:
-    """Return the non-leaf autograd nodes whose sequence number is at least `first`.
-
-    The nodes are in the graphs of `tensors`.
-    """
+    """Return the non-leaf autograd nodes in the graphs of `tensors` whose number is at least `first`."""
     waiting = [one.grad_fn for one in tensors]
     found: dict[Any, None] = {}
     while waiting:

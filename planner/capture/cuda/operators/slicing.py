@@ -20,16 +20,13 @@ _get_item = Tensor.__getitem__
 
 
 def patches(version: TorchVersion) -> Iterator[tuple[str, object]]:
-    """Yield the name and the replacement of `Tensor.__getitem__`.
-
-    Yields nothing if the version is 2.9 or later.
-    """
+    """Yield the name and the replacement of `Tensor.__getitem__` if `version` is before 2.9."""
     if version < _SKIPPED_SINCE:
         yield "torch.Tensor.__getitem__", _index
 
 
 def _index(x: Tensor, index: Any) -> Any:
-    """Return `x[index]`, after one slice operator for each full slice."""
+    """Return `x[index]`, computed with one slice operator for each full slice if `x` is a meta tensor."""
     places = index if isinstance(index, tuple) else (index,)
     if x.device.type != "meta" or not any(isinstance(place, slice) for place in places):
         return _get_item(x, index)

@@ -21,10 +21,7 @@ from planner.capture.cuda.threads import caller_frame
 
 
 def patches() -> Iterator[tuple[str, object]]:
-    """Yield names and replacements of functions that optimizers call.
-
-    The functions choose kernels by device, or bypass dispatch modes.
-    """
+    """Yield names and replacements of functions by which optimizers choose kernels or make tensors."""
     yield "torch.as_tensor", _recorded(torch.as_tensor)
     yield "torch.tensor", _recorded(torch.tensor)
     # torch/optim/optimizer.py takes foreach by default if all parameters are on such a device,
@@ -45,7 +42,7 @@ def patches() -> Iterator[tuple[str, object]]:
 def _by_side(
     tensorlistlist: list[list[Any]], with_indices: bool = False
 ) -> dict[tuple[Any, torch.dtype], tuple[list[list[Any]], list[int]]]:
-    """Group lists of tensors by dtype and device, with a group for tensors on the CPU.
+    """Group lists of tensors by dtype and device, with stand-ins for CPU tensors grouped as on the CPU.
 
     The tensors of the first list decide, as in `_group_tensors_by_device_and_dtype`.
     """
@@ -60,7 +57,7 @@ def _by_side(
 
 
 def _choose(params: list[Tensor], *args: Any, **kwargs: Any) -> tuple[bool, bool]:
-    """Return (fused, foreach), the choice of an implementation, as `_default_to_fused_or_foreach` does.
+    """Return (fused, foreach) as `_default_to_fused_or_foreach` does, or (False, False) for CPU parameters.
 
     Both are False if any parameter is on the CPU.
     """
@@ -70,12 +67,11 @@ def _choose(params: list[Tensor], *args: Any, **kwargs: Any) -> tuple[bool, bool
 
 
 def _recorded(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a version of a tensor factory that makes its results visible to dispatch modes.
+    """Return a version of a tensor factory whose new meta tensors for optimizers are seen by dispatch modes.
 
-    It does so only if an optimizer calls it. `plain` is `torch.tensor` or `torch.as_tensor`, which optimizers
-    of torch and torchao call with a number. On CUDA the tensor is made on the CPU and copied to the GPU; on
-    the meta device it is made directly, beneath all modes (`internal_new_from_data`,
-    torch/csrc/utils/tensor_new.cpp).
+    `plain` is `torch.tensor` or `torch.as_tensor`, which optimizers of torch and torchao call with a number.
+    On CUDA the tensor is made on the CPU and copied to the GPU; on the meta device it is made directly,
+    beneath all modes (`internal_new_from_data`, torch/csrc/utils/tensor_new.cpp).
     """
 
     def make(data: Any, *args: Any, **kwargs: Any) -> Tensor:

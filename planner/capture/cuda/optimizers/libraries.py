@@ -26,10 +26,9 @@ _BLOCKWISE = frozenset(("adam", "momentum", "rmsprop", "lion", "adagrad", "adema
 
 @contextmanager
 def optimizer_libraries(capability: tuple[int, int]) -> Iterator[OutsideMemory]:
-    """Replace functions of bitsandbytes' and torchao's optimizers inside the context.
+    """Replace functions of bitsandbytes' and torchao's optimizers; yield their memory outside the allocator.
 
-    Libraries that are not imported are left alone. Yields the memory that their optimizers keep outside of
-    the allocator, on a GPU of this compute capability.
+    Libraries that are not imported are left alone. The steps are run as on a GPU of this compute capability.
     """
     outside = OutsideMemory()
     with ExitStack() as stack:
@@ -59,10 +58,9 @@ def _watch_bitsandbytes(outside: OutsideMemory, stack: ExitStack) -> None:
     def update_with_norm(
         name: str, g: Tensor, p: Tensor, *args: Any, max_unorm: float = 0.0, **rest: Any
     ) -> None:
-        """Run bitsandbytes' 32-bit optimizer update.
+        """Run bitsandbytes' 32-bit update, with the parameter's norm allocated before if `max_unorm` > 0.
 
-        If `max_unorm` is positive, the parameter's norm is allocated first, as on a GPU. The kernel gets the
-        norm as a number.
+        The kernel gets the norm as a number.
         """
         norm = torch.norm(p.data.float()) if max_unorm > 0.0 else None
         update_32bit(name, g, p, *args, **rest)

@@ -123,7 +123,7 @@ def offload_constructed(code: str) -> Iterator[None]:
 
 
 def _offloading(outside: OutsideMemory) -> dict[str, Any]:
-    """Return replacements for methods of `CPUOffloadOptimizer`, by name.
+    """Return replacements for methods of `CPUOffloadOptimizer`, by name; they count host state in `outside`.
 
     The replacements optimize small parameters on the GPU, and pin host copies of the other parameters.
     """
@@ -189,7 +189,7 @@ def _drop_gradient(parameter: Tensor) -> None:
 
 
 def _state_bytes(parameter: Tensor, kind: Any, options: dict[str, Any]) -> int:
-    """Return the bytes of optimizer state for one parameter.
+    """Return the bytes of state that an optimizer of class `kind` keeps for a parameter.
 
     They are measured by a step that is not recorded.
     """

@@ -36,7 +36,7 @@ def contiguous_copies(*tensors: Tensor | None) -> Ops:
 
 
 def positional_args(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[Any, ...]:
-    """Return all arguments of a call as one tuple, in the order of the operator's schema.
+    """Return a call's arguments as one tuple, with arguments given by name at their places in the schema.
 
     If arguments are given by name, arguments that are not given get their defaults.
 
@@ -83,7 +83,7 @@ def floor_power_of_2(number: int) -> int:
 
 
 def accumulator_bytes(x: Tensor) -> int:
-    """Return the bytes of the float type in which kernels accumulate a tensor.
+    """Return the bytes per element of the float type in which kernels accumulate a tensor's values.
 
     Source: ATen/AccumulateType.h.
     """

@@ -45,10 +45,7 @@ def rule_of(func: Any) -> Rule | None:
 
 
 def cpu_outputs(func: Any, version: TorchVersion) -> tuple[int, ...]:
-    """Return the indices of results that an operator's CUDA kernel makes on the CPU.
-
-    The indices are for torch `version`.
-    """
+    """Return the indices of results that an operator's CUDA kernel makes on the CPU in torch `version`."""
     positions, on_gpu_since = _CPU_OUTPUTS.get(func, ((), None))
     return positions if on_gpu_since is None or version < on_gpu_since else ()
 

@@ -21,10 +21,10 @@ _SEED_ON_GPU_SINCE: TorchVersion = (2, 7)  # pytorch/pytorch#146372
 
 
 def _softmax_backward(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of softmax's backward pass.
+    """Return the ops of softmax's backward pass: the product of gradient and output, and copies.
 
-    After the result they hold the product of gradient and output, and contiguous copies of product and output
-    if these are not contiguous. Source: SoftMax.cu, softmax_backward_cuda_out.
+    Contiguous copies of product and output are held if these are not contiguous. Source: SoftMax.cu,
+    softmax_backward_cuda_out.
     """
     grad, output = args[0], args[1]
     product = Hold(max(tensor_bytes(grad), tensor_bytes(output)))
@@ -40,11 +40,11 @@ def _is_product_contiguous(grad: Tensor, output: Tensor) -> bool:
 
 
 def _safe_softmax(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of `_safe_softmax`.
+    """Return the ops of `_safe_softmax`: a copy if needed, and masks of entries and rows at minus infinity.
 
-    They hold a mask of entries at minus infinity, and a mask of rows that have only such entries. These rows
-    are zeroed in place, except for meta tensors (ATen/native/transformers/attention.cpp). An input of another
-    type than the result is converted first, unless it is float16.
+    The second mask is of rows that have only such entries. These rows are zeroed in place, except for meta
+    tensors (ATen/native/transformers/attention.cpp). An input of another type than the result is converted
+    first, unless it is float16.
     """
     x, dim = args[0], args[1] % out.dim()
     rows = out.numel() // out.shape[dim]
@@ -56,7 +56,7 @@ def _safe_softmax(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 def _flash(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of flash attention's forward pass.
+    """Return the ops of flash attention's forward pass, or () without dropout or before torch 2.7.
 
     With dropout, the generator's state is allocated twice, and the first block is freed then (`mha_fwd`).
     Partial outputs in float32 are left out. They take some MiB in generation and at the smallest batches: a
@@ -79,9 +79,9 @@ def _cudnn(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _flash_backward(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of flash attention's backward pass.
+    """Return the ops of flash attention's backward pass: copies, outputs, row sums and accumulators.
 
-    They hold row sums and the queries' gradient in float32, and for grouped queries also the gradients of
+    Row sums and the queries' gradient are in float32; for grouped queries the ops also hold the gradients of
     keys and values for every head of the query. Rows are rounded up to 128, the width of heads to 32, or to
     64 above 128.
 
@@ -100,12 +100,12 @@ def _flash_backward(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _cudnn_backward(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of the backward pass of cuDNN's attention.
+    """Return the ops of the backward pass of cuDNN's attention: outputs, a copy and a workspace.
 
-    They make the outputs, a copy of the gradient and a workspace. The workspace has row sums and the queries'
-    gradient in float32, and for grouped queries the gradients of keys and values for every head of the query.
-    Source: cudnn-frontend, scaled_dot_product_flash_attention.h (SDPA backward). The engine's own part is
-    unknown. A gradient whose last dimension is strided is copied first.
+    The workspace has row sums and the queries' gradient in float32, and for grouped queries the gradients of
+    keys and values for every head of the query. Source: cudnn-frontend, scaled_dot_product_flash_attention.h
+    (SDPA backward). The engine's own part is unknown. A gradient whose last dimension is strided is copied
+    first.
     """
     grad, query, key, value = args[:4]
     batch, heads, rows, width = query.shape

@@ -43,7 +43,10 @@ class ConvCall:
 
 @dataclass(frozen=True, slots=True)
 class ConvOperand:
-    """An operand of a convolution in two or three dimensions. A sequence becomes an image of one row."""
+    """The shape, strides and size of an operand of a convolution over images or volumes.
+
+    A sequence becomes an image of one row.
+    """
 
     shape: tuple[Any, ...]
     strides: tuple[Any, ...]
@@ -52,7 +55,7 @@ class ConvOperand:
     can_be_last: bool  # whether cuDNN may run it in channels last; false in float64
 
     def copied(self, is_last: bool) -> "ConvOperand":
-        """Return a copy of the operand in the channels-last or the contiguous format."""
+        """Return the description of a copy of the operand, in channels last if `is_last`, else contiguous."""
         strides = channels_last(self.shape) if is_last else contiguous(self.shape)
         return ConvOperand(self.shape, strides, self.size_bytes, is_last, self.can_be_last)
 
@@ -61,13 +64,13 @@ class ConvOperand:
         return () if is_in_format(self.shape, self.strides, is_last) else (Hold(self.size_bytes),)
 
     def contiguous(self, is_last: bool) -> "ConvOperand":
-        """Return the operand in the channels-last or the contiguous format, copied if necessary."""
+        """Return the operand if it has the format given by `is_last`, else the description of its copy."""
         return self if is_in_format(self.shape, self.strides, is_last) else self.copied(is_last)
 
     def group_of(self, groups: int) -> "ConvOperand":
-        """Return one group's slice of the operand.
+        """Return the slice of the operand that holds one of `groups` groups of its channels.
 
-        The operand has `groups` groups of channels. Strides do not change.
+        Strides do not change.
         """
         shape = (self.shape[0], self.shape[1] // groups, *self.shape[2:])
         size_bytes = self.size_bytes // groups
@@ -85,18 +88,15 @@ def operand_of(t: Tensor) -> ConvOperand:
 
 
 def input_of(x: Tensor) -> ConvOperand:
-    """Convert the input of a convolution to an operand.
+    """Convert the input of a convolution to an operand, which is contiguous for a sequence.
 
-    A sequence becomes contiguous, as after `copy_of_sequence`.
+    `copy_of_sequence` makes it contiguous.
     """
     return operand_of(x).copied(is_last=False) if x.dim() == 3 else operand_of(x)
 
 
 def copy_of_sequence(x: Tensor) -> Ops:
-    """Return the op that makes an input sequence contiguous, or () if no copy is needed.
-
-    Inputs that are no sequences need no copy.
-    """
+    """Return the op that copies an input sequence that is not contiguous, or () for any other input."""
     return contiguous_copies(x) if x.dim() == 3 else ()
 
 

@@ -34,7 +34,7 @@ aten = torch.ops.aten
 
 
 def _forward(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of aten::convolution.
+    """Return the ops of `aten::convolution`: copies of operands, the output, and the kernel's workspace.
 
     Operands that are not in the format of the call are copied: the input before the output is made, the
     weight after it (ATen/native/Convolution.cpp, ATen/native/cudnn/ConvShared.cpp). A transposed convolution
@@ -52,12 +52,12 @@ def _forward(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _backward(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of a convolution's backward pass.
+    """Return the ops of a convolution's backward pass: copies, workspaces and the needed gradients.
 
-    They make the gradients of input, weight and bias. The bias gradient is a sum of the output's gradient
-    over all dimensions except the channels. The input is copied if the weight gradient is needed and the
-    input is not in the format of the forward pass. The output's gradient is copied if it is not in the
-    input's format. Source: ATen/native/Convolution.cpp, convolution_backward.
+    The gradients are of input, weight and bias. The bias gradient is a sum of the output's gradient over all
+    dimensions except the channels. The input is copied if the weight gradient is needed and the input is not
+    in the format of the forward pass. The output's gradient is copied if it is not in the input's format.
+    Source: ATen/native/Convolution.cpp, convolution_backward.
     """
     grad, x, weight, mask = args[0], args[1], args[2], args[10]
     call = ConvCall(x, weight, grad, args[4], args[5], args[6], args[7], args[9], target)
@@ -78,10 +78,7 @@ def _backward(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _shared_copies(call: ConvCall, *, wants_weight: bool) -> tuple[Ops, ConvOperand, ConvOperand]:
-    """Return the copies that both gradients share, and the operands after copying.
-
-    The operands are the input and the output's gradient.
-    """
+    """Return the copies that both gradients share, and the input and the output's gradient after copying."""
     x, grad, weight = input_of(call.x), operand_of(call.y), operand_of(call.weight)
     copies: Ops = ()
     if wants_weight:
@@ -99,9 +96,9 @@ def _shared_copies(call: ConvCall, *, wants_weight: bool) -> tuple[Ops, ConvOper
 
 
 def _data_gradient(call: ConvCall, grad: ConvOperand) -> Ops:
-    """Return the ops of the gradient of a convolution's input.
+    """Return the ops of the gradient of a convolution's input: the result, copies and a workspace.
 
-    They make the result, copies of weight and output's gradient, and workspaces.
+    The copies are of weight and output's gradient.
     """
     weight = operand_of(call.weight)
     is_last = is_channels_last(grad, weight)
@@ -110,10 +107,10 @@ def _data_gradient(call: ConvCall, grad: ConvOperand) -> Ops:
 
 
 def _weight_gradient(call: ConvCall, x: ConvOperand, grad: ConvOperand) -> Ops:
-    """Return the ops of the gradient of a convolution's weight.
+    """Return the ops of the gradient of a convolution's weight: copies, the result and a workspace.
 
-    They make copies of the output's gradient and the input, the result, and workspaces. A transposed
-    convolution copies in the opposite order.
+    The copies are of the output's gradient and the input. A transposed convolution copies in the opposite
+    order.
     """
     is_last = is_channels_last(x, grad)
     copies = tuple(
@@ -126,10 +123,7 @@ def _weight_gradient(call: ConvCall, x: ConvOperand, grad: ConvOperand) -> Ops:
 
 
 def _cudnn_ops(call: ConvCall, direction: Direction, is_last: bool) -> Ops:
-    """Return the op of a convolution that cuDNN runs, or () if a tensor is empty.
-
-    () is also returned for types that cuDNN does not have.
-    """
+    """Return the op of a convolution that cuDNN runs, or () for empty tensors and types that cuDNN lacks."""
     is_empty = any(size == 0 for t in (call.x, call.y, call.weight) for size in t.shape)
     if call.x.dtype not in _DTYPES or is_empty:
         return ()

@@ -17,12 +17,12 @@ _BOXES_PER_WORD = 64  # threadsPerBlock of nms_kernel.cu: a word has one bit for
 
 
 def _nonzero(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of `nonzero`, which finds the nonzero elements."""
+    """Return the ops of `nonzero`: workspaces to count and find the nonzero elements, and the output."""
     return true_elements_ops(args[0], target, Outputs())
 
 
 def _nms(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of torchvision's nms. It sorts boxes by score and holds a bit for each pair of boxes."""
+    """Return the ops of torchvision's nms: a sort of boxes by score, and a bit for each pair of boxes."""
     boxes, scores = args[:2]
     many = boxes.shape[0]
     if not many:

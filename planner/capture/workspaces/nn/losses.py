@@ -19,15 +19,12 @@ _NONE = 0  # at::Reduction::None
 
 
 def _whole(x: Tensor, target: Tensor) -> int:
-    """Return the bytes of the unreduced loss.
-
-    The unreduced loss has the broadcast shape of input and target.
-    """
+    """Return the bytes of the unreduced loss, which has the broadcast shape of input and target."""
     return x.element_size() * prod(broadcast([x.shape, target.shape]) or ())
 
 
 def _result_first(at: int) -> Rule:
-    """Return the rule of a loss that makes its result before the unreduced loss.
+    """Return the rule of a loss that makes its result, then the unreduced loss that it reduces.
 
     The loss's argument at position `at` is the kind of reduction.
     """
@@ -41,10 +38,10 @@ def _result_first(at: int) -> Rule:
 
 
 def _result_last(at: int, temporaries: int) -> Rule:
-    """Return the rule of a loss that makes temporary tensors before its result.
+    """Return the rule of a loss that makes `temporaries` tensors of full size before its result.
 
-    There are `temporaries` tensors of full size. The loss's argument at position `at` is the kind of
-    reduction. Without reduction, the last of the `temporaries` tensors is the result.
+    The loss's argument at position `at` is the kind of reduction. Without reduction, the last of the
+    `temporaries` tensors is the result.
     """
 
     def rule(args: Args, out: Any, target: Target) -> Ops:
@@ -57,7 +54,7 @@ def _result_last(at: int, temporaries: int) -> Rule:
 
 
 def _binary_cross_entropy(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of binary cross entropy.
+    """Return the ops of binary cross entropy: the mean or sum and its reduction, or () if unreduced.
 
     The mean is copied into the storage of the unreduced loss. See `meta_kernels/cuda_layouts.py`.
     """
@@ -67,21 +64,19 @@ def _binary_cross_entropy(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _ctc_loss(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of CTC loss.
+    """Return the ops of CTC loss: three blocks for lengths and offsets of targets, then the outputs.
 
-    Lengths and offsets of targets are made on the GPU before the outputs. Source:
-    ATen/native/cuda/LossCTC.cu.
+    Source: ATen/native/cuda/LossCTC.cu.
     """
     samples = 8 * args[0].shape[1]
     return Hold(samples), Hold(samples), Hold(samples), Output(1), Outputs()  # the forward variables first
 
 
 def _ctc_loss_backward(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of CTC loss's backward pass.
+    """Return the ops of CTC loss's backward pass: lengths, the backward variables, and sums of blanks.
 
-    They hold the backward variables, which are as large as the forward variables. A large problem sums the
-    variables of blanks by `logsumexp`, and with `zero_infinity` replaces gradients of infinite losses in a
-    copy.
+    The backward variables are as large as the forward variables. Only a large problem sums the variables of
+    blanks, by `logsumexp`, and with `zero_infinity` replaces gradients of infinite losses in a copy.
     """
     scores, alpha = args[1], args[6]
     steps, samples, labels = scores.shape

@@ -21,7 +21,7 @@ _ANY_WIDTH = 65536
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A variant of the backward kernel. It is for a tile of scores, a width of heads and an architecture."""
+    """A variant of the backward kernel for a tile of scores, a width of heads and an architecture."""
 
     queries: int  # rows of a tile of scores
     keys: int  # columns of a tile of scores
@@ -41,7 +41,7 @@ class Variant:
 
 
 def forward(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of the forward pass. Wide heads in half precision take an accumulator in float32."""
+    """Return the ops of the forward pass: a float32 accumulator for wide heads in half precision, else ()."""
     key, value = args[1], args[2]
     half = value.dtype is not torch.float32
     if half and max(key.shape[-1], value.shape[-1]) > _RF_WIDTH:
@@ -50,11 +50,11 @@ def forward(args: Args, out: Any, target: Target) -> Ops:
 
 
 def backward(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of the backward pass.
+    """Return the ops of the backward pass: a copy of the gradient, the outputs, delta and accumulators.
 
-    They copy the gradient to be contiguous, make the outputs, hold delta (the row sums of grad * out), and
-    allocate the accumulators. If the kernel does not compute delta, the product, its row sums and their
-    contiguous transpose, which is delta, are alive together: temporaries of a C++ expression die at its end.
+    Delta is the row sums of grad * out. If the kernel does not compute delta, the product, its row sums and
+    their contiguous transpose, which is delta, are alive together: temporaries of a C++ expression die at its
+    end.
     """
     grad, query, key, value = args[:4]
     batch, heads, rows, _ = query.shape
@@ -75,11 +75,10 @@ def backward(args: Args, out: Any, target: Target) -> Ops:
 def backward_variant(
     dtype: torch.dtype, width: int, dropout_p: float, capability: tuple[int, int]
 ) -> Variant:
-    """Return the first variant in cutlassB.h that accepts the width of heads.
+    """Return the first variant in cutlassB.h that accepts the width of heads and fits in shared memory.
 
-    The tiles of the variant must fit in shared memory. Tiles of 128 queries do not fit on GPUs with 64 or 99
-    KiB per block (7.5, 8.6, 8.9, 12.x). This is inferred from the narrower tiles that follow them in the
-    list, not from the sizes of the structures.
+    Tiles of 128 queries do not fit on GPUs with 64 or 99 KiB per block (7.5, 8.6, 8.9, 12.x). This is
+    inferred from the narrower tiles that follow them in the list, not from the sizes of the structures.
     """
     half = dtype is not torch.float32
     generation = next(g for g in (80, 75, 70, 50) if capability[0] * 10 + capability[1] >= g)

@@ -98,7 +98,10 @@ def runs_products(call: ConvCall) -> bool:
 
 
 def forward_products(call: ConvCall, *, has_bias: bool) -> Ops:
-    """Return the ops of a forward pass by matrix products. Samples and groups run one after another."""
+    """Return the ops of a convolution's forward pass that PyTorch runs as matrix products.
+
+    Samples and groups run one after another.
+    """
     run = _Products(call, ["y"])
     x = run.contiguous("x", input_of(call.x))
     run.contiguous("weight", operand_of(call.weight))
@@ -119,7 +122,7 @@ def forward_products(call: ConvCall, *, has_bias: bool) -> Ops:
 
 
 def gradients_by_products(call: ConvCall, mask: Sequence[bool]) -> Ops:
-    """Return the ops of a backward pass by matrix products.
+    """Return the ops of a convolution's backward pass that PyTorch runs as matrix products.
 
     `mask` selects the gradients of input, weight and bias.
     """
@@ -158,7 +161,7 @@ def _gradients(run: "_Products", grad: ConvOperand) -> None:
 
 
 def _gradients_of_dilated(run: "_Products", grad: ConvOperand) -> None:
-    """Record the gradients of a dilated convolution.
+    """Record in `run` the ops of the gradients of a dilated convolution.
 
     The bias gradient is summed up sample by sample; one sum is recorded, since all sums take the same block.
     """
@@ -176,7 +179,7 @@ def _gradients_of_dilated(run: "_Products", grad: ConvOperand) -> None:
 
 
 def _gradients_of_transposed(run: "_Products", grad: ConvOperand) -> None:
-    """Record the gradients of a transposed convolution.
+    """Record in `run` the ops of the gradients of a transposed convolution.
 
     The input's gradient comes first. Another kernel makes the gradients of weight and bias.
     """
@@ -212,7 +215,7 @@ class _Products:
 
     @property
     def is_dilated(self) -> bool:
-        """Return whether the kernels of dilated convolutions run. They run for all volumes."""
+        """Return whether the kernels of dilated convolutions run, as they do for all volumes."""
         return self.call.x.dim() == 5 or any(step != 1 for step in self.call.dilation)
 
     @property
@@ -227,7 +230,7 @@ class _Products:
 
     @property
     def columns_bytes(self) -> int:
-        """Return the bytes of a sample's columns.
+        """Return the bytes of the unfolded columns of one sample and one group.
 
         There is one column for each output position, or input position if the convolution is transposed.
         """
@@ -261,20 +264,14 @@ class _Products:
         return operand.contiguous(is_last=False)
 
     def part(self, name: str, operand: ConvOperand) -> ConvOperand:
-        """Return one group's part of an operand.
-
-        A copy is recorded if the part is not dense (`subtensor`).
-        """
+        """Return one group's part of an operand, and record a copy if the part is not dense (`subtensor`)."""
         part = operand.group_of(self.call.groups)
         if part.copies_to(part.suggests_last):
             self.hold(name, part.size_bytes)
         return part.contiguous(part.suggests_last)
 
     def result(self, name: str) -> None:
-        """Record the allocation of a result.
-
-        If there are several groups, a group's part is allocated instead.
-        """
+        """Record the allocation of a result, or of one group's part of it if there are several groups."""
         if self.call.groups > 1:
             self.hold(f"part of {name}", self.bytes_of(name))
         else:
@@ -283,7 +280,7 @@ class _Products:
             self._made.append(name)
 
     def output_of_transposed(self) -> None:
-        """Record the output of a transposed convolution.
+        """Record the allocation of the output of a transposed convolution.
 
         Over volumes, a larger output is made in the input's size and then resized.
         """
@@ -308,7 +305,7 @@ class _Products:
         self._ops += [*scratch, *released(scratch)]
 
     def joined(self) -> Ops:
-        """Return all recorded ops. If there are several groups, the whole results come last."""
+        """Return all recorded ops, followed by the whole results if there are several groups."""
         if self.call.groups > 1:
             self._ops += [Output() for _ in self.names]
         return tuple(self._ops)

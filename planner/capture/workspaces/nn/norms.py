@@ -35,13 +35,13 @@ def _rms_norm(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _layer_norm_backward(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of layer norm's backward pass."""
+    """Return the ops of layer norm's backward pass (`_normalized_backward`)."""
     grad, x, normalized, _, _, weight, _, mask = args
     return _normalized_backward(grad, x, normalized, weight, out, mask, target)
 
 
 def _rms_norm_backward(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of RMS norm's backward pass."""
+    """Return the ops of RMS norm's backward pass (`_normalized_backward`)."""
     grad, x, normalized, _, weight, mask = args
     return _normalized_backward(grad, x, normalized, weight, out, mask, target)
 
@@ -55,7 +55,7 @@ def _normalized_backward(
     grad: Tensor, x: Tensor, normalized: Sequence[int], weight: Tensor | None, out: Any,
     mask: Sequence[bool], target: Target,
 ) -> Ops:  # fmt: skip
-    """Return the ops of the backward pass of layer norm or RMS norm.
+    """Return the ops of layer norm's or RMS norm's backward pass: copies, outputs and partial sums.
 
     With many rows, partial sums are allocated per block of rows (`LaunchGammaBetaBackwardCUDAKernel`). Their
     sum is a new tensor, after which the tensor first made for the gradient is freed.
@@ -81,10 +81,10 @@ def _normalized_backward(
 
 
 def _group_norm(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of group norm.
+    """Return the ops of group norm: the outputs, then scale and shift of every sample and channel.
 
-    They hold scale and shift of every sample and channel; with channels last, moments of rows come before.
-    Since `_EXACT_MOMENTS`, inputs of half precision also have mean and deviation in float32.
+    With channels last, moments of rows come before. Since `_EXACT_MOMENTS`, inputs of half precision also
+    have mean and deviation in float32.
     """
     x, weight, bias, samples, channels, pixels, groups = args[:7]
     ops: list[Op] = [Outputs()]
@@ -98,9 +98,9 @@ def _group_norm(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _group_norm_backward(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of group norm's backward pass.
+    """Return the ops of group norm's backward pass: the outputs, sums, and coefficients of the gradient.
 
-    They hold sums of grad * x and of grad per sample and channel, then the coefficients of the gradient.
+    The sums are of grad * x and of grad per sample and channel.
     """
     _, x, _, _, weight, samples, channels, pixels, groups, mask = args
     unit = accumulator_bytes(x)
@@ -144,7 +144,7 @@ def is_cudnn_batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, t
 
 
 def _batch_norm(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of batch norm, or () in evaluation.
+    """Return the ops of batch norm in training, cuDNN's or PyTorch's, or () in evaluation.
 
     PyTorch's kernel for channels last allocates partial moments. Other layouts that are not contiguous, among
     them volumes in channels last, and tensors beyond 32-bit indices are reduced to mean and variance;
@@ -163,7 +163,7 @@ def _batch_norm(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _batch_norm_backward(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of batch norm's backward pass.
+    """Return the ops of batch norm's backward pass, cuDNN's or PyTorch's, or () if PyTorch's needs none.
 
     cuDNN copies the gradient to the input's format. PyTorch's kernel for channels last holds sums until it
     has made its last output, the input's gradient. Source: Normalization.cuh,
@@ -183,12 +183,11 @@ def _batch_norm_backward(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _cudnn_moments(x: Tensor, block_bytes: int, block_rows: int, bytes_: int) -> Ops:
-    """Return the ops of cuDNN's batch norm.
+    """Return the ops of cuDNN's batch norm: the outputs and, if the input is channels last, a workspace.
 
-    They make the outputs and, if the input is channels last, a workspace. The workspace is of
-    CUDNN_BATCHNORM_SPATIAL_PERSISTENT, which torch uses only in training with channels last. All 8,316 sizes
-    that cuDNN 9.19 gave on an H200 follow this rule (benchmarks/measured), which is assumed for other GPUs
-    and versions.
+    The workspace is of CUDNN_BATCHNORM_SPATIAL_PERSISTENT, which torch uses only in training with channels
+    last. All 8,316 sizes that cuDNN 9.19 gave on an H200 follow this rule (benchmarks/measured), which is
+    assumed for other GPUs and versions.
     """
     if not suggests_channels_last(x):
         return (Outputs(),)
@@ -219,7 +218,7 @@ def _partial_moments(x: Tensor, values: int) -> Ops:
 
 
 def _reads_channels_last(x: Tensor) -> bool:
-    """Return whether batch norm's kernels for channels last run.
+    """Return whether batch norm runs its kernels for channels last on a tensor.
 
     Source: `batch_norm_choose_impl`. The kernels also run for matrices and for images of one pixel.
     """

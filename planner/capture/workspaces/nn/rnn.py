@@ -98,7 +98,10 @@ class RnnSizes(NamedTuple):
 
 
 def _workspace(x: Tensor, batch_sizes: list[int], *sizes: Any) -> int:
-    """Return the bytes of the workspace for an input. `sizes` are `RnnSizes` without `inputs`."""
+    """Return the bytes of cuDNN's workspace for the input `x` of a recurrent layer.
+
+    `sizes` are `RnnSizes` without `inputs`.
+    """
     samples = batch_sizes[0] if batch_sizes else x.shape[1]
     return RnnSizes(sizes[0], x.shape[-1], *sizes[1:]).workspace_bytes(samples, x.element_size())
 
@@ -109,10 +112,10 @@ def _steps_first(x: Tensor, batch_first: bool, batch_sizes: list[int]) -> Tensor
 
 
 def _forward(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of a recurrent layer's forward pass.
+    """Return the ops of a recurrent layer's forward pass: copies, outputs, dropout's state and a workspace.
 
-    They make the state of dropout in the first call, copy the input to be contiguous, make a buffer for
-    weights that are not in one, and hold the workspace.
+    The state of dropout is made in the first call, before anything else; then the input is copied to be
+    contiguous. A buffer is made for weights that are not in one.
     """
     x, _, _, buffer, _, _, mode, hidden, projected, layers, batch_first = args[:11]
     bidirectional, sizes, dropout = args[13:16]
@@ -125,15 +128,15 @@ def _forward(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _dropout_state(target: Target) -> Ops:
-    """Return the ops that make dropout's state.
+    """Return the ops that make dropout's state: a temporary seed, and generators that are never freed.
 
-    The state has a seed, and a generator for each of the GPU's threads. Source: cudnn/RNN.cpp.
+    There is a generator for each of the GPU's threads. Source: cudnn/RNN.cpp.
     """
     return 8, Keep(_GENERATOR_BYTES * threads_per_sm(target.capability) * target.sm_count)
 
 
 def _backward(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of a recurrent layer's backward pass.
+    """Return the ops of a recurrent layer's backward pass, or () if no output has a gradient.
 
     `_cudnn_rnn_backward_input` runs first, then `_cudnn_rnn_backward_weight`, each with a separate workspace.
     """

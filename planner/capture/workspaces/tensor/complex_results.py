@@ -10,10 +10,10 @@ from planner.program import Target
 
 
 def _real_part_of_result(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of `abs` and `angle`.
+    """Return the ops of `abs` or `angle`: a block for the complex result of a complex input, else ().
 
-    A complex tensor has a complex result, whose real part is copied into the output. The output is allocated
-    before the complex result (ATen/native/UnaryOps.cpp).
+    The real part of the complex result is copied into the output, which is allocated before
+    (ATen/native/UnaryOps.cpp).
     """
     x = args[0]
     return () if not x.is_complex() or out.is_complex() else (tensor_bytes(x),)

@@ -29,7 +29,7 @@ _OF_CUDNN = (torch.float16, torch.float32, torch.float64)  # dtypes that cuDNN's
 def _copies_after(
     copies: Callable[..., Ops], positions: tuple[int, ...], args: Args, out: Any, target: Target
 ) -> Ops:
-    """Return the ops that make the outputs, then copies of the tensors at `positions` in `args`."""
+    """Return the ops that make the outputs, then `copies` of the tensors at `positions` in `args`."""
     tensors = [argument(args, position) for position in positions]
     return (Outputs(), *copies(*(t for t in tensors if isinstance(t, Tensor))))
 
@@ -54,7 +54,7 @@ _FIRST_DENSE = """
 
 
 def _input_before_output(copies: Callable[..., Ops], args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of adaptive average pooling: a copy of the input, then the output.
+    """Return the ops of adaptive average pooling: a copy of the input if needed, then the output.
 
     Source: AdaptiveAveragePooling.cu, AdaptiveAveragePooling3d.cu.
     """
@@ -62,7 +62,7 @@ def _input_before_output(copies: Callable[..., Ops], args: Args, out: Any, targe
 
 
 def _gradient_like_input(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops that make the outputs, then a copy of the gradient in the input's format.
+    """Return the ops that make the outputs, then a copy of the gradient if its format is not the input's.
 
     Source: DilatedMaxPool3d.cu.
     """
@@ -71,7 +71,7 @@ def _gradient_like_input(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _gradient_and_input(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops that make the outputs, then copies of input and gradient in one dense format.
+    """Return the ops that make the outputs, then copy input and gradient to one dense format if needed.
 
     Source: DilatedMaxPool2d.cu, AveragePool2d.cu.
     """
@@ -80,7 +80,7 @@ def _gradient_and_input(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _gradient_of_adaptive_pool(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops that make the outputs, then a contiguous copy of the gradient.
+    """Return the ops that make the outputs, then a contiguous copy of the gradient if needed.
 
     With an input in channels last, the gradient is not copied. Source: AdaptiveAveragePooling.cu.
     """
@@ -89,7 +89,7 @@ def _gradient_of_adaptive_pool(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _gradient_of_adaptive_max_pool(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops that make the outputs, then contiguous copies of gradient, indices and result.
+    """Return the ops that make the outputs, then copy gradient, indices and result if not contiguous.
 
     Source: AdaptiveMaxPooling2d.cu.
     """
@@ -97,36 +97,34 @@ def _gradient_of_adaptive_max_pool(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _gradient_of_bilinear(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops that make the outputs, then a dense copy of the gradient.
+    """Return the ops for the outputs and a dense copy of the gradient, or () if both have one shape.
 
-    Returns () if the gradient has the output's size. Source: UpSampleBilinear2d.cu.
+    Source: UpSampleBilinear2d.cu.
     """
     return () if args[0].shape == out.shape else (Outputs(), *dense_copies(args[0]))
 
 
 def _through_contiguous(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops that make the outputs, then contiguous copies of the outputs and the input.
+    """Return the ops that make the outputs, then copies of outputs and input that are not contiguous.
 
-    Contiguous tensors are not copied. Source: AdaptiveMaxPooling2d.cu, UpSampleNearest3d.cu,
-    UpSampleTrilinear3d.cu, UpSampleBilinear2d.cu.
+    Source: AdaptiveMaxPooling2d.cu, UpSampleNearest3d.cu, UpSampleTrilinear3d.cu, UpSampleBilinear2d.cu.
     """
     outputs = out if isinstance(out, tuple) else (out,)
     return (Outputs(), *contiguous_copies(*outputs), *contiguous_copies(args[0]))
 
 
 def _gradient_of_trilinear(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops that make the outputs, then contiguous copies of the gradient and the output.
+    """Return the ops that make the outputs, then copies of gradient and output that are not contiguous.
 
-    Contiguous tensors are not copied. Source: UpSampleTrilinear3d.cu.
+    Source: UpSampleTrilinear3d.cu.
     """
     return (Outputs(), *contiguous_copies(args[0]), *contiguous_copies(out))
 
 
 def _unfold(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of `im2col`.
+    """Return the ops of `im2col`: a block of the input's size, a copy of the input, and the output.
 
-    They make a block of the input's size, a copy of the input, and the output. The block is resized to the
-    output; if it is large enough, it is the output (Im2Col.cu).
+    The block is resized to the output; if it is large enough, it is the output (Im2Col.cu).
     """
     x = args[0]
     if tensor_bytes(x) >= tensor_bytes(out):
@@ -135,9 +133,9 @@ def _unfold(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _running(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops that make the output, then a contiguous copy of the input in the output's type.
+    """Return the ops for the output and a copy of the input if it has another type or is not contiguous.
 
-    An input of that type and layout is not copied. Source: ReduceOps.cpp.
+    Source: ReduceOps.cpp.
     """
     x = args[0]
     return (
@@ -172,7 +170,10 @@ def _copies_of_repeated(*tensors: Tensor) -> Ops:
 
 
 def _sampling(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of `grid_sampler_2d`. cuDNN's or PyTorch's kernel runs (cudnn/GridSampler.cpp)."""
+    """Return the ops of `grid_sampler_2d`: copies for cuDNN's kernel, if it runs, and the output.
+
+    Source: cudnn/GridSampler.cpp.
+    """
     x, grid = args[:2]
     if not _samples_by_cudnn(*args[:5]):
         return (Outputs(),)
@@ -180,7 +181,10 @@ def _sampling(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _gradient_of_sampling(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of the gradients of `grid_sampler_2d`. cuDNN always computes both gradients."""
+    """Return the ops of the gradients of `grid_sampler_2d`: for cuDNN's kernel, copies and both gradients.
+
+    cuDNN computes the input's gradient even if it is not needed.
+    """
     grad, x, grid, mode, padding, align_corners, mask = args
     if not _samples_by_cudnn(x, grid, mode, padding, align_corners):
         return (Outputs(),)

@@ -21,12 +21,11 @@ def notes_on_transforms(operators: Iterable[str]) -> tuple[str, ...]:
 
 
 def _fourier(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of a Fourier transform.
+    """Return the ops of a Fourier transform: the output, a copy if cuFFT needs one, and the work area.
 
-    They make the output, a copy of the input if cuFFT cannot read it, and the work area. Source:
-    ATen/native/cuda/SpectralOps.cpp, `_fft_r2c_cufft`. cuFFT does not document the size of its work area. It
-    is assumed to be the larger of input and output, an upper bound for lengths with small prime factors
-    (inferred, not measured).
+    Source: ATen/native/cuda/SpectralOps.cpp, `_fft_r2c_cufft`. cuFFT does not document the size of its work
+    area. It is assumed to be the larger of input and output, an upper bound for lengths with small prime
+    factors (inferred, not measured).
     """
     x, dims = args[:2]
     copies = () if _is_readable(x, dims) else (Hold(tensor_bytes(x)),)
@@ -58,16 +57,16 @@ def _is_readable(x: Tensor, dims: Sequence[int]) -> bool:
 
 
 def _fourier_to_real(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of a Fourier transform to real numbers.
+    """Return the ops of a transform to real numbers: the output, a copy of the input, and the work area.
 
-    They make the output, a copy of the overwritten input, and the work area.
+    The transform overwrites the copy.
     """
     x = args[0]
     return Outputs(), Hold(tensor_bytes(x)), max(tensor_bytes(x), tensor_bytes(out))
 
 
 def _euclidean_distance(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of `_euclidean_dist`.
+    """Return the ops of `_euclidean_dist`: norms, extended rows of both operands, and the output.
 
     PyTorch extends each row by its squared norm and a one, and multiplies the extended rows. Source:
     ATen/native/Distance.cpp.

@@ -82,10 +82,10 @@ class CublasWorkspaces:
 
 
 def uses_cublas(func: Any, args: Args, ops: Ops, torch: TorchVersion) -> bool:
-    """Return whether a call uses cuBLAS.
+    """Return whether a call uses cuBLAS, by its operator or by the ops of its rule.
 
-    The operator or the ops of its rule decide. Since torch 2.13 a batch of outer products is multiplied
-    pointwise, without cuBLAS (ATen/native/cuda/Blas.cpp).
+    Since torch 2.13 a batch of outer products is multiplied pointwise, without cuBLAS
+    (ATen/native/cuda/Blas.cpp).
     """
     if func not in BLAS_OPS:
         return any(isinstance(one, KernelOp) and one.kind is OpKind.CUBLAS for one in ops)
@@ -122,18 +122,15 @@ def _copy_for_cublas(matrix: Tensor) -> Ops:
 
 
 def _product(first: int, args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops that copy the operands of a matrix product for cuBLAS.
+    """Return the ops that copy the operands of a matrix product that cuBLAS cannot read as they are.
 
-    The operands are the arguments at `first` and `first + 1`. Operands that cuBLAS can read are not copied.
+    The operands are the arguments at `first` and `first + 1`.
     """
     return (*_copy_for_cublas(args[first]), *_copy_for_cublas(args[first + 1]))
 
 
 def _addmm(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of `addmm`.
-
-    They copy operands, and hold cuBLASLt's workspace if torch allocates one for each call.
-    """
+    """Return the ops of `addmm`: copies of operands, and cuBLASLt's workspace if each call allocates one."""
     takes_own = lt_workspace(target.torch) is LtWorkspace.OF_CALL and _uses_lt(args)
     return (*_product(1, args, out, target), *((Hold(LT_BYTES),) if takes_own else ()))
 

@@ -36,7 +36,7 @@ _ROWS_PER_THREAD = 10  # NROWS_PER_THREAD of EmbeddingBackwardKernel.cu
 
 
 def _embedding_backward(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of the gradient of an embedding.
+    """Return the ops of an embedding's gradient: copies and, for many indices, a sort and partial rows.
 
     Many indices are sorted, and rows of equal indices are summed ten at a time into partial rows in float32.
     There are at most a tenth as many partial rows as indices, plus the number of distinct indices. Sources of
@@ -73,10 +73,9 @@ def _sort_and_sum(indices: Tensor, rows: int, grad: Tensor, target: Target) -> O
 
 
 def _embedding_bag_backward(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of the gradient of `embedding_bag`.
+    """Return the ops of the gradient of `embedding_bag`: a sort and partial rows, unless mode is maximum.
 
-    Indices are sorted and rows of equal indices are summed, unless the mode is maximum
-    (ATen/native/cuda/EmbeddingBag.cu).
+    Rows of equal indices are summed (ATen/native/cuda/EmbeddingBag.cu).
     """
     grad, indices, rows, mode = args[0], args[1], args[6], args[8]
     summed = () if mode == 2 else _sort_and_sum(indices, rows, grad, target)
@@ -84,12 +83,12 @@ def _embedding_bag_backward(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 def _index_put(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of `index_put`.
+    """Return the ops of `index_put`: moved indices or, if it accumulates, a sort of a linear index.
 
-    It sorts the indices if it accumulates. A mask is first replaced by the indices of its true elements, one
-    tensor for each dimension (`expandTensors`, ATen/native/IndexingUtils.h). Source of the sort:
-    `index_put_with_sort_kernel`, ATen/native/cuda/Indexing.cu. The range check of indices, which the gradient
-    of indexing skips, is not planned.
+    A mask is first replaced by the indices of its true elements, one tensor for each dimension
+    (`expandTensors`, ATen/native/IndexingUtils.h). Source of the sort: `index_put_with_sort_kernel`,
+    ATen/native/cuda/Indexing.cu. The range check of indices, which the gradient of indexing skips, is not
+    planned.
     """
     x, values, accumulate = args[0], args[2], argument(args, 3, False)
     covered = {d for start, index in _places(args[1]) for d in range(start, start + _width(index))}
@@ -146,7 +145,7 @@ def _linear_index(size: int, indices: Sequence[Tensor]) -> Iterator[KernelOp]:
 
 
 def bits_of(key: int) -> int:
-    """Return the number of bits of a sort's largest key, at least 1.
+    """Return the number of bits that hold `key`, the largest key of a sort, and at least 1.
 
     Source: get_num_bits, ATen/cuda/cub.cuh.
     """
@@ -170,11 +169,11 @@ def _width(index: Tensor) -> int:
 
 
 def true_elements_ops(mask: Tensor, target: Target, found: Op) -> Ops:
-    """Return the ops that find the true elements of a mask.
+    """Return the ops that count a mask's true elements, then select their indices into the block `found`.
 
-    They count the elements, then select them into the block `found`. `found` has a column of indices for each
-    dimension (nonzero_cuda_out_impl, ATen/native/cuda/Nonzero.cu). The number of elements in CUB's blocks is
-    from memory; both temporary storages are a few KiB per million elements.
+    `found` has a column of indices for each dimension (nonzero_cuda_out_impl, ATen/native/cuda/Nonzero.cu).
+    The number of elements in CUB's blocks is from memory; both temporary storages are a few KiB per million
+    elements.
     """
     many = mask.numel()
     if not many:
@@ -184,10 +183,9 @@ def true_elements_ops(mask: Tensor, target: Target, found: Op) -> Ops:
 
 
 def _index(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of indexing by tensors.
+    """Return the ops of indexing by tensors: copies of indices, or a search for a GPU mask's true elements.
 
-    They copy indices, or find the true elements of a GPU mask. Source: expandTensors,
-    ATen/native/IndexingUtils.h.
+    Source: expandTensors, ATen/native/IndexingUtils.h.
     """
     places = [*_places(args[1])]
     masks = [(start, index) for start, index in places if index.dtype in _MASKS]
@@ -204,10 +202,7 @@ def _index(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 def _without_cpu_masks(indices: Sequence[Tensor | None], count: int) -> Iterator[Tensor]:
-    """Yield the indices, with each CPU mask replaced by indices of `count` elements.
-
-    Indices that are None are skipped.
-    """
+    """Yield the indices that are not None, with each CPU mask replaced by indices of `count` elements."""
     for _, index in _places(indices):
         if index.dtype in _MASKS and is_on_cpu(index):
             for _ in range(index.dim()):
@@ -272,10 +267,7 @@ def _expanded_strides(index: Tensor, shape: Sequence[int]) -> list[int]:
 
 
 def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return whether `strides` are the contiguous strides of `shape`.
-
-    `strides` lists the last dimension first.
-    """
+    """Return whether `strides`, listed last dimension first, are the contiguous strides of `shape`."""
     expected = 1
     for size, stride in zip(reversed(shape), strides, strict=True):
         if size != 1 and stride != expected:
@@ -285,7 +277,7 @@ def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def _masked_select(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of `masked_select`, which indexes by the mask.
+    """Return the ops of `masked_select`: the indices of the mask's true elements, then the output.
 
     Source: masked_select_out_cuda_impl, ATen/native/cuda/IndexKernel.cpp.
     """
@@ -293,19 +285,19 @@ def _masked_select(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 def _masked_scatter_backward(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of `masked_scatter_backward`.
+    """Return the ops of `masked_scatter_backward`, taken to be the same as for `masked_select`.
 
-    They are taken to be the ops of `masked_select`. All selected elements are assumed to have been scattered;
-    torch pads the others (masked_scatter_backward, ATen/native/TensorAdvancedIndexing.cpp).
+    All selected elements are assumed to have been scattered; torch pads the others (masked_scatter_backward,
+    ATen/native/TensorAdvancedIndexing.cpp).
     """
     return _masked_select(args, out, target)
 
 
 def _roll(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of `roll`.
+    """Return the ops of `roll`, which shifts one dimension after another, each into a new tensor.
 
-    It shifts one dimension after another, each into a new tensor. Source: roll_cuda and roll_common,
-    ATen/native/cuda/TensorTransformations.cu and ATen/native/TensorTransformations.h.
+    Source: roll_cuda and roll_common, ATen/native/cuda/TensorTransformations.cu and
+    ATen/native/TensorTransformations.h.
     """
     x, dims = args[0], argument(args, 2, ())
     copy = contiguous_copies(x)
@@ -316,10 +308,10 @@ def _roll(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 def _masked_scatter(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of `masked_scatter`.
+    """Return the ops of `masked_scatter`: running counts of true elements, and copies if needed.
 
-    It counts for each element the true elements before it. A mask that must be expanded is copied. Source:
-    masked_scatter__cuda and launch_masked_scatter_kernel, ATen/native/cuda/IndexKernel.cpp and
+    The counts are, for each element, of the true elements before it. A mask that must be expanded is copied.
+    Source: masked_scatter__cuda and launch_masked_scatter_kernel, ATen/native/cuda/IndexKernel.cpp and
     IndexKernel.cu.
     """
     mask, source = args[1:3]

@@ -53,7 +53,7 @@ def _batched(batch: int) -> Ops:
 
 
 def _triangular(batch: int, size: int) -> Ops:
-    """Return the ops of `triangular_solve_kernel`. It solves few large matrices one after another."""
+    """Return the ops of `triangular_solve_kernel`: cuBLAS in a batch, or in turn for few large matrices."""
     return (UseCublas(),) if batch <= 8 and size >= 64 else _batched(batch)
 
 
@@ -74,9 +74,9 @@ def _factors(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops:
 
 
 def _sign_of_permutation(matrices: Tensor) -> Ops:
-    """Return the ops of the sign of a permutation.
+    """Return the ops of the sign of a permutation: temporaries to count the pivots that move a row.
 
-    torch counts the pivots that move a row. Source: `lu_det_P`, ATen/native/LinearAlgebraUtils.h.
+    Source: `lu_det_P`, ATen/native/LinearAlgebraUtils.h.
     """
     size, batch = matrices.shape[-1], _batch(matrices)
     return (
@@ -116,7 +116,7 @@ def _solve(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 def _solve_factored(batch: int, size: int, columns: int, out_bytes: int, adjoint: bool) -> Ops:
-    """Return the ops of `lu_solve_kernel`. It chooses cuSOLVER, cuBLAS or two triangular solves."""
+    """Return the ops of `lu_solve_kernel`, which chooses cuSOLVER, cuBLAS or two triangular solves."""
     if size == columns:
         return _batched(batch) if size <= 16 else _two_solves(batch, size, out_bytes, adjoint)
     if 8 < size <= 64 and batch <= 2 and (columns <= 64 or adjoint or size <= 32):
@@ -138,7 +138,7 @@ def _two_solves(batch: int, size: int, out_bytes: int, adjoint: bool) -> Ops:
 
 
 def _solve_equations(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops:
-    """Return the ops of `_linalg_solve_ex`, which factors the matrices.
+    """Return the ops of `_linalg_solve_ex`: the outputs, a factorization of the matrices, and a solve.
 
     The factors, and the permutation, are outputs. A vector is solved in a copy.
     """
@@ -153,10 +153,9 @@ def _solve_equations(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops
 
 
 def _inverse(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops:
-    """Return the ops of an inverse.
+    """Return the ops of an inverse: a factorization in a copy, and a solve for the identity in the output.
 
-    The matrices are factored in a copy, and the identity is solved in the output (BatchLinearAlgebra.cpp,
-    `linalg_inv_ex_out`).
+    Source: BatchLinearAlgebra.cpp, `linalg_inv_ex_out`.
     """
     matrices = args[0]
     batch, size = _batch(matrices), matrices.shape[-1]
@@ -180,7 +179,7 @@ def _triangular_solve(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 def _orthogonal(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops:
-    """Return the ops of a QR factorization.
+    """Return the ops of a QR factorization: the outputs, factors, and a copy if neither Q nor R can be used.
 
     The factorization runs in Q or R, whichever has the matrices' shape, or in a copy if neither has that
     shape (BatchLinearAlgebra.cpp, `linalg_qr_out`). Then Q is made in place.
@@ -196,7 +195,7 @@ def _orthogonal(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops:
 
 
 def _reflect(matrices: Tensor) -> Ops:
-    """Return the ops of `geqrf_kernel`. cuBLAS factors many small matrices."""
+    """Return the ops of `geqrf_kernel`: cuBLAS's pointers for many small matrices, else a status."""
     rows, batch = matrices.shape[-2], _batch(matrices)
     return _batched(batch) if rows <= 256 and batch >= max(2, rows // 16) else (_INFO,)
 
@@ -216,7 +215,7 @@ def _cholesky(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops:
 
 
 def _solve_cholesky(matrices: Tensor) -> Ops:
-    """Return the ops of `_cholesky_solve_helper`. A single matrix is copied."""
+    """Return the ops of `_cholesky_solve_helper`: a copy of a single matrix, or two triangular solves."""
     batch, size = _batch(matrices), matrices.shape[-1]
     if batch == 1:
         return (Hold(_INFO), tensor_bytes(matrices), Release(1))
@@ -224,7 +223,7 @@ def _solve_cholesky(matrices: Tensor) -> Ops:
 
 
 def _inverse_of_cholesky(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of `cholesky_inverse`. It solves for the identity."""
+    """Return the ops of `cholesky_inverse`, which solves for the identity."""
     return (Outputs(), Hold(tensor_bytes(args[0])), *_solve_cholesky(args[0]))
 
 
@@ -233,7 +232,7 @@ def _cholesky_solution(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 def _eigenvectors(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops:
-    """Return the ops of `_linalg_eigh`. Without eigenvectors it works in a copy."""
+    """Return the ops of `_linalg_eigh`, which works in a copy if no eigenvectors are asked for."""
     matrices = args[0]
     batch = _batch(matrices)
     has_vectors = argument(args, 2, True)

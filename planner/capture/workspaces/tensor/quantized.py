@@ -33,9 +33,9 @@ _LIMIT = "_gemm_4bit_custom_max_m"
 
 
 def _gemm_4bit(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of a product with a 4-bit weight.
+    """Return the ops of a product with a 4-bit weight: by one kernel, or with the weight dequantized first.
 
-    One kernel runs, or statistics and weight are dequantized first.
+    Statistics that are quantized themselves are dequantized before the weight.
     """
     activations, weight, shape, absmax, blocksize = args[:5]
     outer, inner = shape
@@ -62,7 +62,7 @@ def _is_one_kernel(dtype: Any, rows: Any, outer: int, inner: int, blocksize: int
 
 @functools.cache
 def _decision() -> tuple[Any, int]:
-    """Return bitsandbytes' function that chooses the kernel, and the most rows for a single kernel.
+    """Return bitsandbytes' function that chooses the kernel, or None, and the most rows for a single kernel.
 
     The module itself needs CUDA, so the function is compiled from its source. The function is None for
     versions before 0.50, which lack it and dequantize for more than one row.
@@ -100,10 +100,7 @@ def _int8_vectorwise_quant(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _int8_product(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of an int8 product.
-
-    Sums in int32 are converted to float16, then to the result's type.
-    """
+    """Return the ops of an int8 product: sums in int32, and a float16 copy if the result is not float16."""
     result = out[0] if isinstance(out, tuple | list) else out
     sums = Hold(4 * result.numel())
     if result.dtype is torch.float16:

@@ -51,7 +51,7 @@ class _Dim(NamedTuple):
 
 
 def reduction(x: Tensor | Dense, dims: Sequence[int] | None, partial_bytes: int, target: Target) -> Ops:
-    """Return the ops of a reduction of `x`, or () if no output is split over blocks.
+    """Return the ops that hold a reduction's buffer and semaphores, or () if no output is split over blocks.
 
     They hold a buffer and semaphores. `dims` are the reduced dimensions. An empty `dims` or None means all
     dimensions. `partial_bytes` is the size of one partial result: 4 for a sum of floats, 16 for mean and
@@ -69,9 +69,9 @@ def reduction(x: Tensor | Dense, dims: Sequence[int] | None, partial_bytes: int,
 
 
 def _coalesce(dims: list[_Dim]) -> list[_Dim]:
-    """Sort dimensions by stride, and merge adjacent dimensions.
+    """Return the dimensions in order of stride, without sizes of 1 and with adjacent dimensions merged.
 
-    Sizes of 1 are dropped. Source: TensorIteratorBase.
+    Source: TensorIteratorBase.
     """
     joined: list[_Dim] = []
     for dim in sorted((d for d in dims if d.size > 1), key=lambda d: d.stride):
@@ -146,10 +146,9 @@ def _partial_bytes(x: Tensor) -> int:
 
 
 def _sum_over(position: int | None) -> Rule:
-    """Return the rule of a reduction with one accumulator per output.
+    """Return the rule of a sum, as in a norm, over the dimensions that the argument at `position` gives.
 
-    The reduction is over the dimensions given by the argument at `position`, or over all dimensions if
-    `position` is None.
+    If `position` is None, all dimensions are summed.
     """
 
     def rule(args: Args, out: Any, target: Target) -> Ops:
@@ -177,10 +176,9 @@ def _converted_sum(position: int | None) -> Rule:
 
 
 def _largest(position: int | None) -> Rule:
-    """Return the rule of a reduction whose partial results have the type of the result.
+    """Return the rule of a reduction such as `amax`, whose partial results have the type of the result.
 
-    An example is `amax`. `position` is as for `_sum_over`. Source: ReduceMaxValuesKernel.cu,
-    ReduceLogicKernel.cu.
+    `position` is as for `_sum_over`. Source: ReduceMaxValuesKernel.cu, ReduceLogicKernel.cu.
     """
 
     def rule(args: Args, out: Any, target: Target) -> Ops:
@@ -191,9 +189,9 @@ def _largest(position: int | None) -> Rule:
 
 
 def _extremum_of_all(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of `max` or `min` over a whole tensor.
+    """Return the ops of `max` or `min` over a whole tensor: a contiguous copy if needed, and a reduction.
 
-    A non-contiguous input is copied. The copy follows the output (ATen/native/ReduceAllOps.cpp).
+    The copy follows the output (ATen/native/ReduceAllOps.cpp).
     """
     x, copy = args[0], contiguous_copies(args[0])
     rest = reduction(Dense(tuple(x.shape)), None, out.element_size(), target)
@@ -201,10 +199,9 @@ def _extremum_of_all(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 def _count(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of `count_nonzero`.
+    """Return the ops of `count_nonzero`: a mask of nonzero elements, its conversion to int64, and a sum.
 
-    The mask of nonzero elements is converted to int64 and summed. Source:
-    ATen/native/TensorAdvancedIndexing.cpp.
+    Source: ATen/native/TensorAdvancedIndexing.cpp.
     """
     x, dims = args[0], argument(args, 1)
     mask = () if x.dtype is torch.bool else (Hold(x.numel()),)
@@ -218,28 +215,26 @@ def _extremum(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _variance(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of a variance.
+    """Return the ops of a variance, a reduction whose partial results are `WelfordData` (SharedReduceOps.h).
 
-    A variance is a reduction to `WelfordData` (SharedReduceOps.h). A `WelfordData` has mean, sum of squares,
-    count, and the count as a float.
+    A `WelfordData` has mean, sum of squares, count, and the count as a float.
     """
     return reduction(args[0], argument(args, 1), 32 if args[0].dtype is torch.float64 else 16, target)
 
 
 def _logsumexp(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of `logsumexp`.
+    """Return the ops of `logsumexp`: maxima, a mask of infinite maxima, exp(x - maxima), and the output.
 
-    They hold maxima, a mask of infinite maxima, and exp(x - maxima) of the input's size. Source:
-    ATen/native/ReduceOps.cpp.
+    Source: ATen/native/ReduceOps.cpp.
     """
     maxima = Hold(tensor_bytes(out))
     return maxima, maxima, out.numel(), Release(1), Hold(tensor_bytes(args[0])), Outputs()
 
 
 def _gradient_of_distances(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of the gradient of `cdist`.
+    """Return the ops of the gradient of `cdist`: copies, gradients for all pairs of rows, and their sum.
 
-    It sums gradients for all pairs of rows. Source: ATen/native/Distance.cpp and cuda/DistanceKernel.cu.
+    Source: ATen/native/Distance.cpp and cuda/DistanceKernel.cu.
     """
     grad, one, other, p, distances = args
     batch, (rows, width) = distances.shape[:-2], one.shape[-2:]

@@ -22,7 +22,7 @@ _SHARED_BYTES = 48 * 1024
 
 
 def radix_sort_bytes(many: int, key_bytes: int, value_bytes: int, target: Target, bits: int = 0) -> int:
-    """Return the bytes of CUB's temporary storage for a radix sort of `many` pairs.
+    """Return the bytes of CUB's temporary storage for a radix sort of `many` pairs of key and value.
 
     The sort uses the low `bits` bits of keys, or all bits if `bits` is 0. Few pairs are sorted by a single
     block. Otherwise the storage holds digits for each pass of eight bits, digits for each block of pairs, and
@@ -54,12 +54,15 @@ def _block_pairs(key_bytes: int, value_bytes: int, capability: tuple[int, int]) 
 
 
 def _sort(position: int, args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of a sort. The argument at `position` gives the sorted dimension."""
+    """Return the ops of a sort along the dimension that the argument at `position` gives."""
     return sort_ops(args[0], argument(args, position, -1), target)
 
 
 def sort_ops(x: Tensor, dim: int, target: Target) -> Ops:
-    """Return the ops of a sort of `x` along a dimension. They make outputs, then temporary storage."""
+    """Return the ops of a sort of `x` along a dimension, or () if `x` is empty or a scalar.
+
+    Rows longer than `_SMALL` take temporary storage after the outputs.
+    """
     if x.dim() == 0 or x.numel() == 0:
         return ()
     row = x.shape[dim]
@@ -81,10 +84,7 @@ def sort_ops(x: Tensor, dim: int, target: Target) -> Ops:
 
 
 def _topk(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of `topk`.
-
-    The selected values are sorted. Returns () if they are few or left unsorted.
-    """
+    """Return the ops of `topk`, which sorts the selected values, or () if they are few or left unsorted."""
     values, indices = out
     dim = argument(args, 2, -1)
     if values.dim() == 0 or values.shape[dim] <= _SMALL or not argument(args, 4, True):
@@ -100,7 +100,7 @@ def _median(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _randperm(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of `randperm`. It sorts 0, 1, 2, ... by random keys (cuda/Randperm.cu)."""
+    """Return the ops of `randperm`, which sorts 0, 1, 2, ... by random keys (cuda/Randperm.cu)."""
     many = out.numel()
     keys = 8 * many
     sort_bytes = radix_sort_bytes(many, 8, out.element_size(), target)
@@ -108,9 +108,9 @@ def _randperm(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 def _multinomial(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of `multinomial`.
+    """Return the ops of `multinomial`: running sums for several draws with replacement, otherwise noise.
 
-    It makes running sums for several draws with replacement, otherwise noise. Source: Distributions.cpp.
+    Source: Distributions.cpp.
     """
     replacement = argument(args, 2, False)
     if replacement and args[1] > 1:

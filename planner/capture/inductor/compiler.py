@@ -87,7 +87,7 @@ class Compiler:
             torch._dynamo.reset()
 
     def notes(self) -> tuple[str, ...]:
-        """Return notes on the parts of torch.compile that are not planned.
+        """Return notes on unplanned parts of torch.compile: options that time kernels, and padded products.
 
         These are options that time kernels, and matrix products that a GPU might pad.
         """
@@ -120,7 +120,7 @@ class Compiler:
         return call
 
     def _guarding(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a version of dynamo's guard builder that runs inside the recorder.
+        """Return dynamo's guard builder `plain`, run in the recorder and without guards on torch's functions.
 
         Guards compare a tensor's dispatch keys, which include the keys of the thread, and are checked inside
         the recorder. Guards on the identity of torch's functions are dropped, since those functions are
@@ -202,10 +202,10 @@ class Compiler:
 
 
 def _random_as_is(joint: Any, forward: Any, backward: Any, saved_sizes: int) -> tuple[Any, Any]:
-    """Return the forward and the backward graph unchanged.
+    """Return the forward and the backward graph unchanged, in place of `functionalize_rng_ops`.
 
-    Their random operators stay. It replaces `functionalize_rng_ops`. On a GPU, generators that take no memory
-    repeat the random numbers in the backward pass.
+    Their random operators stay. On a GPU, generators that take no memory repeat the random numbers in the
+    backward pass.
     """
     return forward, backward
 
@@ -216,9 +216,9 @@ def _is_of_planner(frame: Any) -> bool:
 
 
 def learn_names_of_torch() -> None:
-    """Make dynamo build its table of torch's functions.
+    """Make dynamo build its table of torch's functions now, since it builds the table once per process.
 
-    dynamo builds the table once per process, by the functions' identity.
+    The table finds functions by their identity.
     """
     get_torch_obj_rule_map()
 

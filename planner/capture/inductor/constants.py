@@ -43,10 +43,9 @@ def constants_on_cpu() -> Iterator[None]:
 
 @contextmanager
 def _unfaked_on_cpu() -> Iterator[Any]:
-    """Disable the fake tensor mode inside the context, and yield that mode.
+    """Disable and yield the fake tensor mode, and create tensors on the CPU, not the GPU, inside the context.
 
-    Tensors requested on the GPU are created on the CPU. While it traces, `proxy_call` uses the context to
-    compute with the values of `torch.tensor([...])`.
+    While it traces, `proxy_call` uses the context to compute with the values of `torch.tensor([...])`.
     """
     with unset_fake_temporarily() as mode, _OnCpu():  # type: ignore[no-untyped-call]
         yield mode

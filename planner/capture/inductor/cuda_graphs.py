@@ -34,10 +34,7 @@ class _Addresses:
         self._next = _FIRST_ADDRESS
 
     def of(self, storage: UntypedStorage) -> int:
-        """Return a storage's address, or 0 if the storage has no bytes.
-
-        The address is assigned at the first request.
-        """
+        """Return a storage's address, assigned at the first request, or 0 if the storage has no bytes."""
         if not storage.nbytes():
             return 0
         if storage._cdata not in self._by_storage:
@@ -132,9 +129,9 @@ class CudaGraphs:
 
     @contextmanager
     def _capture(self, graph: "_Graph", **_: Any) -> Iterator[None]:
-        """Record a graph inside the context, as `torch.cuda.graph` does.
+        """Empty the cache, and record allocations in the private pool inside the context.
 
-        The cache is emptied, then tensors are allocated in the private pool.
+        `torch.cuda.graph` does the same.
         """
         self._memory.recorder.record_empty_cache()
         graph.begin()
@@ -146,7 +143,7 @@ class CudaGraphs:
         return start + int(tensor.storage_offset()) * tensor.element_size()
 
     def _storage_at(self, address: int, device: torch.device, size_bytes: int) -> UntypedStorage:
-        """Return a new meta storage at a made-up address. No allocation is recorded."""
+        """Return a new meta storage at a made-up address, without recording an allocation."""
         with _disable_current_modes():
             storage = UntypedStorage(size_bytes, device="meta")  # type: ignore[no-untyped-call]
         self._addresses.set(storage, address)
@@ -163,10 +160,9 @@ class _Stream:
 
 
 class _Graph:
-    """The stand-in for `torch.cuda.CUDAGraph`.
+    """The stand-in for `torch.cuda.CUDAGraph`, which holds random number state on the GPU.
 
-    It holds random number state on the GPU. The state is allocated as in CUDAGeneratorState::register_graph
-    (ATen/cuda/CUDAGeneratorImpl.cpp).
+    The state is allocated as in CUDAGeneratorState::register_graph (ATen/cuda/CUDAGeneratorImpl.cpp).
     """
 
     def __init__(self, memory: GpuMemory) -> None:

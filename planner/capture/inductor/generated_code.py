@@ -61,10 +61,7 @@ def load_wrapper(source: str, constants: Mapping[str, Any], kernels: Kernels) ->
 
 
 def _without_gpu_imports(source: str) -> ast.Module:
-    """Return a generated module's syntax tree without imports that need a GPU.
-
-    The imports are of Triton and of GPU streams.
-    """
+    """Return a generated module's syntax tree without its imports of Triton and of GPU streams."""
     module = ast.parse(source)
     module.body = [statement for statement in module.body if not _imports_gpu(statement)]
     return module

@@ -102,10 +102,7 @@ def _always(value: Any) -> Any:
 
 
 def _where_imported(name: str, value: Any) -> Iterator[tuple[Any, str, Any]]:
-    """Yield a replacement for each module of inductor that imported the function `name`.
-
-    A replacement is (module, name, value).
-    """
+    """Yield (module, name, value) for each module of inductor that imported the function `name`."""
     for path, module in sys.modules.copy().items():
         if path.startswith("torch._inductor") and callable(vars(module).get(name)):
             yield module, name, value

@@ -93,7 +93,10 @@ class Kernel:
     _was_launched: bool = False
 
     def run(self, *arguments: Any, stream: Any = None, **_: Any) -> None:
-        """Allocate, at the first launch, the memory that autotuning takes."""
+        """Allocate and free, at the first launch, the memory of autotuning, if any.
+
+        A kernel with a single configuration is not tuned.
+        """
         if self._was_launched:
             return
         self._was_launched = True
@@ -129,7 +132,7 @@ class Kernels:
     _by_source: dict[str, Kernel] = field(default_factory=dict)
 
     def get(self, source: str) -> Kernel:
-        """Return the kernel with a source code. The kernel is created at the first request."""
+        """Return the kernel with a source code, created at the first request."""
         if source not in self._by_source:
             self._by_source[source] = Kernel(tuning_of(source), self.memory)
         return self._by_source[source]

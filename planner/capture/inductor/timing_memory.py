@@ -16,10 +16,7 @@ _OP = "inductor's benchmark"
 
 
 class GpuMemory:
-    """The memory of the planned GPU, for allocations of torch's compiler.
-
-    The allocations are recorded as workspaces.
-    """
+    """The memory of the planned GPU, where allocations of torch's compiler are recorded as workspaces."""
 
     def __init__(self, recorder: Recorder, l2_bytes: int) -> None:
         self.recorder = recorder
@@ -33,10 +30,10 @@ class GpuMemory:
         return tensor
 
     def time(self, call: Callable[[], Any]) -> None:
-        """Run a call twice, as if inductor timed it.
+        """Run a call twice, as if inductor timed it: alone, then with a buffer that flushes the L2 cache.
 
-        The second run has a buffer that flushes the L2 cache. On a GPU the call runs many times with the
-        buffer (InductorBenchmarker.benchmark_gpu, torch/_inductor/runtime/benchmarking.py).
+        On a GPU the call runs many times with the buffer (InductorBenchmarker.benchmark_gpu,
+        torch/_inductor/runtime/benchmarking.py).
         """
         call()
         buffer = self.allocate(self._l2_bytes)

@@ -63,10 +63,10 @@ class AllocationLog:
                 block.category = Category.ACTIVATION
 
     def alloc(self, size_bytes: int, category: Category, op: str, module: str, stream: int = 0) -> Block:
-        """Record and return a new block.
+        """Return a new block, which is recorded unless the phase `END` has started.
 
-        An operator `op` in a module allocates it for work on a stream. After the start of `END` the block is
-        returned but not recorded. Raises BatchTooLargeError if there are more blocks than the log may have.
+        An operator `op` in a module allocates it for work on a stream. Raises BatchTooLargeError if there are
+        more blocks than the log may have.
         """
         self._sum = None
         sites, number = self._sites, self._blocks
@@ -88,10 +88,9 @@ class AllocationLog:
         block.site = self._sites.setdefault((module, op), len(self._sites))
 
     def free(self, block: Block, *, empties_cache: bool = False) -> None:
-        """Record that a block is freed.
+        """Record that a block is freed, unless an in-place sum of gradients keeps it or `END` has started.
 
-        If a gradient sum proves to be in place, it keeps the block, and no free is recorded. After the start
-        of `END` nothing is recorded. See `Free.empties_cache` for the flag.
+        See `Free.empties_cache` for the flag.
         """
         if self._closed or (self._sum is not None and self._sum_was_in_place(block)):
             return
@@ -99,10 +98,10 @@ class AllocationLog:
         self.records.append(Free(block.number, empties_cache))
 
     def empty_cache(self, since: int) -> bool:
-        """Mark the last record as emptying the cache too, if it is a free.
+        """Mark the last record as emptying the cache too, if it is a free, and return whether it was marked.
 
-        Returns whether it was marked. A free among the first `since` records is not marked. Starts of phases
-        at the end of the log are skipped, and after the start of `END` nothing is marked.
+        A free among the first `since` records is not marked. Starts of phases at the end of the log are
+        skipped, and after the start of `END` nothing is marked.
         """
         if self._closed:
             return False
@@ -116,7 +115,7 @@ class AllocationLog:
         return True
 
     def expect_inplace_accumulation(self, operand: Block, out: StorageRef) -> None:
-        """Drop the allocation of a gradient sum if `operand` is freed next.
+        """Prepare to drop the allocation of the gradient sum `out` if `operand` is freed next.
 
         The sum `out` is then in place, and takes the block of `operand`. Nothing is dropped if `out` is not
         the last record.

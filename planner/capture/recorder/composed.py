@@ -46,9 +46,9 @@ def _trilinear(
     x: Tensor, y: Tensor, z: Tensor, expand_x: list[int], expand_y: list[int], expand_z: list[int],
     summed: list[int], unrolled: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Return sums of products of three tensors.
+    """Return products of three tensors summed over `summed`, one product for each slice of `unrolled`.
 
-    There is one product for each slice of a dimension (Linear.cpp).
+    Source: Linear.cpp.
     """
     rank = x.dim() + len(expand_x)
     extents: list[int] = []
@@ -108,7 +108,7 @@ def _sum_of_products(left: Tensor, right: Tensor, summed: list[int]) -> Tensor:
 def _foreach_norm(
     tensors: Sequence[Tensor], ord: float = 2, dtype: torch.dtype | None = None
 ) -> list[Tensor]:
-    """Return the norm of each tensor, and allocate the workspace of the CUDA kernel.
+    """Return the norm of each tensor, with the workspace of CUDA's kernel if one kernel computes all norms.
 
     Source: ATen/native/cuda/ForeachReduceOp.cu. Partial results of each chunk are allocated first, for each
     tensor as many as the largest tensor needs. They are freed after the norms are made, each of which is a
@@ -138,7 +138,7 @@ def _is_fast(tensors: Sequence[Tensor], ord: float) -> bool:
 
 
 def _matrix_exp(x: Tensor) -> Tensor:
-    """Return the exponential of matrices, as computed for matrices whose norm is large.
+    """Return the exponential of matrices, computed as for matrices whose norm is large.
 
     Source: ATen/native/LinearAlgebra.cpp, `mexp_impl`. Each matrix is approximated by a polynomial, whose
     degree depends on the matrix's norm. The values of meta tensors are unknown, so all matrices get the
@@ -171,7 +171,7 @@ def _largest_sum_of_column(matrices: Tensor) -> Tensor:
 
 
 def _polynomial_of_degree_18(matrices: Tensor) -> Tensor:
-    """Return a polynomial of each matrix, `compute_T18`.
+    """Return a polynomial of degree 18 of each matrix (`compute_T18`).
 
     The powers 0, 1, 2, 3 and 6 are combined to five matrices, one of which becomes the result.
     """
@@ -224,7 +224,7 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _default_rtol(x: Tensor, atol: Tensor | None) -> Tensor:
-    """Return the relative tolerance of a pseudoinverse. It is 0 where an absolute tolerance is given."""
+    """Return the relative tolerance of a pseudoinverse, or 0 where the absolute tolerance is positive."""
     rtol = x.new_full((), torch.finfo(x.dtype).eps * max(x.shape[-2:]), dtype=torch.float64)
     return rtol if atol is None else torch.where(atol > 0, 0.0, rtol)
 

@@ -12,10 +12,10 @@ from planner.program import GrowthSource, Trace, find_growth, growing_blocks
 
 
 def growth_sources(trace: Trace, recorder: Recorder) -> tuple[GrowthSource, ...]:
-    """Return the sites whose number of blocks grows with every step.
+    """Return the sites whose number of blocks grows with every step, with source lines if known.
 
-    Source lines are included if known. The trace must have just ended. The garbage collector runs once, to
-    tell which blocks are held by reference cycles only.
+    The trace must have just ended. The garbage collector runs once, to tell which blocks are held by
+    reference cycles only.
     """
     growth = find_growth(trace)
     if growth is None:

@@ -19,10 +19,10 @@ _aten = torch.ops.aten
 
 
 def staging_copies(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, host: Any) -> Ops:
-    """Return the allocations of temporary GPU blocks by a copy between GPU and CPU.
+    """Return the ops of temporary GPU blocks for a copy between GPU and CPU, or () if there are none.
 
-    Returns () if the copy needs none. Operators other than such copies need none. `host` contains the CPU
-    tensors, including the result `out` of a conversion if `out` is on the CPU.
+    Operators other than such copies need none. `host` contains the CPU tensors, including the result `out` of
+    a conversion if `out` is on the CPU.
     """
     if func is _aten.copy_.default:
         given, source = args[0], args[1]

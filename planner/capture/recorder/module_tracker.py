@@ -41,10 +41,10 @@ class ModuleTracker:
             after.remove()
 
     def name_in(self, phase: Phase) -> str:
-        """Return the name of the innermost running module, or "" if no module runs.
+        """Return the name of the innermost running module, or of the module behind a running autograd node.
 
-        If no module runs in the backward pass, it is the name of the module that made the running autograd
-        node.
+        The second is for the backward pass if no module runs: the module made the node. If there is neither,
+        "" is returned.
         """
         if phase is not Phase.BACKWARD or len(self._stack) > 1:
             return self._stack[-1][1]

@@ -43,10 +43,7 @@ class Operator:
     is_unknown: bool = False  # whether its CUDA kernel may need an unknown workspace
 
     def new_tensors(self, out: Any) -> list[Tensor]:
-        """Return the GPU tensors of an operator's result, in order.
-
-        Tensors that a CUDA kernel keeps on the CPU are left out.
-        """
+        """Return the tensors of an operator's result in order, without tensors that CUDA makes on the CPU."""
         if isinstance(out, Tensor):
             return [out]
         if not isinstance(out, tuple | list):

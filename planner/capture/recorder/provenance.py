@@ -125,10 +125,10 @@ def _kind_of(filename: str) -> str:
 
 
 def short_path(filename: str) -> str:
-    """Return a path relative to the innermost folder of `sys.path` that contains it.
+    """Return a path relative to the innermost folder of `sys.path` that contains it, or the file's name.
 
-    If no folder contains the path, the file's name alone is returned. The working directory counts as a
-    folder of `sys.path`.
+    If no folder contains the path, the name alone is returned. The working directory counts as a folder of
+    `sys.path`.
     """
     path = Path(filename).resolve()
     roots = [Path(entry).resolve() for entry in sys.path if entry] + [Path.cwd()]

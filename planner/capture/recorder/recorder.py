@@ -118,10 +118,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._log.start_phase(step, phase)
 
     def record_tensor(self, tensor: Tensor, category: Category, op: str, module: str | None = None) -> None:
-        """Record a meta tensor as allocated now.
-
-        Tensors with a recorded or empty storage, and CPU tensors, are skipped.
-        """
+        """Record a meta tensor as allocated now, unless its storage is recorded, empty or on the CPU."""
         if is_wrapped(tensor):
             for one in parts(tensor):
                 self.record_tensor(one, category, op, module)
@@ -148,10 +145,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return storage.nbytes() == 0 or storage._cdata in self._storages
 
     def record_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Record an operator that ran earlier.
+        """Record an operator that ran earlier, whose arguments and results are meta tensors.
 
-        Its arguments and results are meta tensors. Views, resizes, and in-place operators without a workspace
-        rule are not recorded.
+        Views, resizes, and in-place operators without a workspace rule are not recorded.
         """
         op = self._operators.get(id(func)) or inspect_operator(func, self.target.torch)
         if op.outputs is OutputKind.NEW or (op.outputs is OutputKind.ARGUMENTS and op.rule is not None):
@@ -160,7 +156,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._record_run(op, args, kwargs, out)
 
     def record_empty_cache(self) -> None:
-        """Record a call of `torch.cuda.empty_cache()`.
+        """Record a call of `torch.cuda.empty_cache()`, as a mark of the preceding free if possible.
 
         It becomes a part of the preceding free if possible. Otherwise a block of one byte is allocated and
         freed, and its free empties the cache.
@@ -208,7 +204,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._log.set_module(storage.block, module)
 
     def record_resize(self, tensor: Tensor) -> None:
-        """Record the block changes of `UntypedStorage.resize_` on a tensor's storage.
+        """Record that a tensor's storage was resized: if its size changed, a free and a new block.
 
         The old block is freed, a new block allocated.
         """
@@ -228,7 +224,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.modules.place_in(self.phase)
 
     def operators(self) -> list[str]:
-        """Return the names of the operators that ran."""
+        """Return the names of the operators that ran, each once, in the order of their first runs."""
         return [op.name for op in self._operators.values()]
 
     def living_blocks(self) -> set[int]:
@@ -319,10 +315,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _is_outside(
         self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: Any
     ) -> bool:
-        """Record an operator that runs on the CPU or copies between CPU and GPU, and return True.
+        """Record an operator that runs on the CPU or copies between CPU and GPU; return whether it does.
 
-        Returns False, and records nothing, for any other operator. Returns True for `copy_` between tensors
-        of the GPU too, which allocates nothing.
+        Nothing is recorded if not. Returns True for `copy_` between tensors of the GPU too, which allocates
+        nothing.
         """
         side = self.host.side_of(op.func, args, kwargs)
         if side is Side.HOST:
@@ -343,10 +339,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return op
 
     def _record_kernel(self, op: Operator, args: tuple[Any, ...], out: Any) -> None:
-        """Record an operator's outputs and its kernel's workspaces.
-
-        Workspaces that cuBLAS keeps are recorded too.
-        """
+        """Record an operator's outputs, its kernel's workspaces, and workspaces that cuBLAS keeps."""
         start = len(self._log.records)
         held: list[Block | None] = []
         new: list[Tensor] = []
@@ -378,7 +371,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._record_cublas(op, lt_bytes)  # not of the kernel's rule, which is the same at each call
 
     def _record_resized(self, op: Operator, out: Tensor) -> None:
-        """Record the new block of a resized storage, then the free of the old block.
+        """Record the new block of a storage whose size changed, then the free of the old block.
 
         The old block lives until its contents are copied (native/cuda/Resize.cpp).
         """
@@ -403,10 +396,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return ops
 
     def _record_ops(self, op: Operator, ops: Ops, new: list[Tensor], cublas_bytes: int) -> list[Block | None]:
-        """Record the ops of a rule and the new outputs.
+        """Record the ops of a rule and the new outputs; return the blocks to free when the kernel returns.
 
-        cuBLAS's workspace is recorded too if `cublas_bytes` is not 0. Returns the blocks that the kernel
-        holds until it returns.
+        cuBLAS's workspace is recorded too if `cublas_bytes` is not 0.
         """
         category = self._output_category()
         held: list[Block | None] = []

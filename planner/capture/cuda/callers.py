@@ -49,7 +49,7 @@ def moves_tensors(frame: FrameType) -> bool:
 
 
 def skips_meta(frame: FrameType, torch_version: TorchVersion) -> bool:
-    """Return whether a frame runs torch's `orthogonal_`, or its `trunc_normal_` since 2.13: they skip meta.
+    """Return whether a frame runs `orthogonal_`, or since 2.13 `trunc_normal_`, which skip meta tensors.
 
     `torch_version` is the version that the job runs. Earlier versions of `trunc_normal_` make no tensors.
     """

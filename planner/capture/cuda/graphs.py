@@ -58,10 +58,10 @@ def replacements(
     """Yield replacements for the names of torch.cuda that capture CUDA graphs or query captures."""
 
     class CUDAGraph:
-        """The replacement of `torch.cuda.CUDAGraph`.
+        """The replacement of `torch.cuda.CUDAGraph`, with a private pool and the state of random numbers.
 
-        It holds a private pool and the state of random numbers. The state is allocated on the default stream
-        (CUDAGeneratorState::init_capture_state, ATen/cuda/CUDAGeneratorImpl.cpp).
+        The state is allocated on the default stream (CUDAGeneratorState::init_capture_state,
+        ATen/cuda/CUDAGeneratorImpl.cpp).
         """
 
         def __init__(self, keep_graph: bool = False) -> None:
@@ -98,7 +98,7 @@ def replacements(
             """Do nothing: `capture_begin` allocates the state."""
 
     class Capture:
-        """The replacement of `torch.cuda.graph`. It empties the cache and captures on a separate stream."""
+        """The replacement of `torch.cuda.graph`: it empties the cache and captures on a separate stream."""
 
         def __init__(
             self, cuda_graph: CUDAGraph, pool: Handle | None = None, stream: Any = None, *_: Any, **__: Any

@@ -17,7 +17,7 @@ _INHERITED = object()  # marks a name that was defined in a base class
 
 
 class Names:
-    """A set of replacements for names of torch. They are set and restored together."""
+    """A set of replacements for names of torch, which are set and restored together."""
 
     def __init__(self, replacements: Iterable[Replacement]) -> None:
         shared: dict[tuple[int, int], Any] = {}  # torch compares some functions by identity

@@ -22,7 +22,7 @@ _RUNNERS = (("triton.runtime.jit", "JITFunction"), ("triton.runtime.autotuner", 
 
 
 class _Kernel:
-    """The stand-in for a Triton kernel. `kernel[grid](...)` launches nothing."""
+    """The stand-in for a Triton kernel, whose launches, `kernel[grid](...)`, do nothing."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.fn = self.__wrapped__ = function
@@ -84,7 +84,7 @@ class _Config:
 
 
 class _Module(ModuleType):
-    """The stand-in for a module of Triton. It has an attribute of any name."""
+    """The stand-in for a module of Triton, with an attribute of any name."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -150,7 +150,7 @@ def _asks() -> bool:
 
 @contextmanager
 def triton_importable() -> Iterator[None]:
-    """Let user code import stand-ins for Triton inside the context. Does nothing if Triton is installed."""
+    """Let user code import stand-ins for Triton, unless it is installed, inside the context."""
     if _NAME in sys.modules or importlib.util.find_spec(_NAME) is not None:
         yield
         return

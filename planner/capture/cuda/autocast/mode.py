@@ -68,7 +68,7 @@ BANNED = ("binary_cross_entropy",)
 
 
 class CastCache:
-    """A cache of weights cast to autocast's lower precision, kept until the outermost region ends."""
+    """A cache of weights cast to the lower precision, kept until the outermost autocast region ends."""
 
     def __init__(self) -> None:
         self._casts: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}

@@ -79,7 +79,7 @@ def _saving(plain: Callable[..., None], files: Callable[[], SavedFiles | None]) 
 
 
 def _opening(plain: Callable[..., Any], files: Callable[[], SavedFiles | None]) -> Callable[..., Any]:
-    """Return a version of `open` that opens a temporary file in place of a user's file that it would empty.
+    """Return a version of `open` that opens a temporary file if it would otherwise empty a user's file.
 
     Later calls for the user's file open the temporary file too.
     """

@@ -52,7 +52,7 @@ class SavedFiles:
             self._note(path)
 
     def to_open(self, file: Any, mode: str) -> Any:
-        """Return `file`, or a temporary file's path if `mode` would empty a user's file or one replaces it.
+        """Return `file`, or the temporary file in its place, made if `mode` would empty a user's file.
 
         A temporary file is also opened instead of emptying a binary file that another process writes
         meanwhile, and is read from then on. A file descriptor is returned unchanged.
@@ -78,7 +78,7 @@ class SavedFiles:
         return self._copies.get(_real(source), source)
 
     def rename(self, plain: Callable[..., Any], source: Any, target: Any) -> None:
-        """Rename a file or a folder, but leave the user's files and only redirect reads of `target` instead.
+        """Rename a file or a folder; if a user's file would change, only redirect reads of `target`.
 
         `plain` is the original function. A folder that holds the user's files is not renamed.
         """
@@ -104,7 +104,7 @@ class SavedFiles:
                 self._made[new] = identity
 
     def copy(self, plain: Callable[..., Any], source: Any, target: Any) -> Any:
-        """Copy or link a file, or only redirect reads of `target` to the copy if `target` is a user's file.
+        """Copy or link a file; if `target` is a user's file, only redirect reads of `target` to the copy.
 
         `plain` is the original function. A copy of a checkpoint of this capture keeps the holes.
         """
@@ -240,7 +240,7 @@ def _real(path: Any) -> str:
 
 
 def _unresolved(path: str | os.PathLike[str]) -> str:
-    """Return an absolute path with links in its folder resolved; a link in its last name is kept."""
+    """Return an absolute path with a folder free of links; the last name is kept, even if it is a link."""
     return os.path.realpath(Path(path).parent) + os.sep + Path(path).name
 
 

@@ -304,7 +304,7 @@ def unpickling(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _place_loaded(loaded: object, side: Side | None) -> None:
-    """Put the meta tensors among `loaded` on `side`; None is the GPU if user code has put any tensor there.
+    """Put the meta tensors in `loaded` on `side`; if it is None, on the GPU if any tensor was put there.
 
     This capture has saved the tensors. The file does not tell on which side they were.
     """

@@ -78,7 +78,7 @@ _PLAIN_GENERATOR = torch.Generator
 
 
 class Handle(AbstractContextManager[Any]):
-    """A stand-in for an event or a device of torch.cuda. All of its work counts as done."""
+    """A stand-in for an event or a device of torch.cuda, whose work counts as done."""
 
     device_index = idx = 0
     device = torch.device("cuda", 0)
@@ -105,7 +105,7 @@ class Handle(AbstractContextManager[Any]):
 
 
 class Stream(Handle):
-    """A stand-in for a stream of torch.cuda. The stream is current while its context is open."""
+    """A stand-in for a stream of torch.cuda, which is current while its context is open."""
 
     def __init__(self, streams: Streams, number: int) -> None:
         """Set the number of the stream and the `Streams` of the capture."""
@@ -249,7 +249,7 @@ def _for_users(
 
 
 def _type_for_users(holder: ModuleType, name: str, construct: Callable[..., Any]) -> type:
-    """Return a replacement for the class `name` of a module, whose instances `construct` makes in user code.
+    """Return a class for user code that replaces the class `name` and makes instances by `construct`.
 
     Instances of the replaced class and `Handle` count as its instances. Libraries that cache answers get
     instances of the replaced class.
@@ -283,4 +283,4 @@ class _AnyGenerator(type):
 
 
 class _Generator(metaclass=_AnyGenerator):
-    """The replacement of `torch.Generator`. If a GPU is named, the generator is on the CPU."""
+    """The replacement of `torch.Generator`, which is on the CPU if a GPU is named."""

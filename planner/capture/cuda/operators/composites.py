@@ -189,7 +189,7 @@ def _composed_rms_norm(
 
 
 class BinaryCrossEntropyWithLogits(torch.autograd.Function):
-    """An autograd function for binary cross entropy with logits, with the input's gradient in place.
+    """An autograd function for binary cross entropy with logits, whose backward pass works in place.
 
     For meta tensors (TensorSubclassLikeUtils.h) torch computes the gradient out of place, which would cost
     two more tensors of the input's size.

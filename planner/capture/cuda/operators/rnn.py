@@ -143,7 +143,7 @@ def _is_cudnn(x: Tensor, capability: tuple[int, int]) -> bool:
 def _run(
     mode: int, x: Tensor, hidden: Any, weights: Sequence[Tensor], biases: bool, options: tuple[Any, ...]
 ) -> Any:
-    """Call cuDNN's operator for a recurrent layer.
+    """Call cuDNN's operator for a recurrent layer, and return its output and states.
 
     It gets the buffer of the weights if they share one (`_cudnn_impl`).
     """

@@ -64,7 +64,7 @@ def select(call: SdpaCall, capability: Capability) -> SDPBackend:
 
 
 def _order(capability: Capability, version: TorchVersion) -> tuple[SDPBackend, ...]:
-    """Return the attention backends, highest priority first.
+    """Return the attention backends by priority, highest first; since torch 2.11 some GPUs prefer cuDNN.
 
     cuDNN is first on compute capabilities 9.0, 10.0 and 10.3. On other GPUs and before torch 2.11 cuDNN is
     last. An order that the process has changed is kept. torch 2.5.0 preferred cuDNN on 9.0, 2.5.1 reverted
@@ -188,7 +188,7 @@ def _is_unit_stride(call: SdpaCall) -> bool:
 
 
 def _heads_match(call: SdpaCall, *, grouped: bool) -> bool:
-    """Return whether the batch sizes are equal and the numbers of heads are compatible.
+    """Return whether batch sizes are equal, and numbers of heads are equal or, for grouped queries, divide.
 
     Without grouped queries, the numbers of heads must be equal. If the call enables grouped queries and the
     backend takes them (`grouped`), the number of heads of keys and values must divide the number of the

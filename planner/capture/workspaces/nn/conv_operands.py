@@ -60,7 +60,7 @@ class ConvOperand:
         return ConvOperand(self.shape, strides, self.size_bytes, is_last, self.can_be_last)
 
     def copies_to(self, is_last: bool) -> Ops:
-        """Return the op that copies the operand to a memory format, or () if it has that format."""
+        """Return the op that copies the operand to the format given by `is_last`, or () if it has it."""
         return () if is_in_format(self.shape, self.strides, is_last) else (Hold(self.size_bytes),)
 
     def contiguous(self, is_last: bool) -> "ConvOperand":

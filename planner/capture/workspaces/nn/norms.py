@@ -24,13 +24,13 @@ from planner.program import Target
 
 
 def _layer_norm(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of layer norm: contiguous copies of the operands, then the outputs."""
+    """Return the ops of layer norm: copies of operands that are not contiguous, then the outputs."""
     x, _, weight, bias = args[:4]
     return (*contiguous_copies(x, weight, bias), Outputs())
 
 
 def _rms_norm(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of RMS norm: contiguous copies of the operands, then the outputs."""
+    """Return the ops of RMS norm: copies of operands that are not contiguous, then the outputs."""
     return (*contiguous_copies(args[0], args[2]), Outputs())
 
 

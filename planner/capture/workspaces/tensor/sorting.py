@@ -100,7 +100,7 @@ def _median(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _randperm(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of `randperm`, which sorts 0, 1, 2, ... by random keys (cuda/Randperm.cu)."""
+    """Return the ops of `randperm`, which sorts numbers by random keys (cuda/Randperm.cu)."""
     many = out.numel()
     keys = 8 * many
     sort_bytes = radix_sort_bytes(many, 8, out.element_size(), target)

@@ -20,9 +20,9 @@ _HALVES = (torch.float16, torch.bfloat16)  # accumulated in float32 (ATen/OpMath
 
 
 def _affine_grid_generator(theta: Tensor, size: Sequence[int], align_corners: bool) -> Tensor:
-    """Return the sampling grid of an affine transformation.
+    """Return the sampling grid of an affine transformation, a product of base coordinates and `theta`.
 
-    It is a product of base coordinates and `theta` (AffineGridGenerator.cpp).
+    Source: AffineGridGenerator.cpp.
     """
     samples, *extents = size[0], *size[2:]
     rank = len(extents)

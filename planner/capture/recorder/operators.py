@@ -53,7 +53,7 @@ class Operator:
 
 
 def inspect_operator(func: Any, version: TorchVersion) -> Operator:
-    """Return the facts that the recorder needs about an operator. They are for a version of torch."""
+    """Return the facts that the recorder needs about an operator in a version of torch."""
     on_cpu = cpu_outputs(func, version)
     rule, uses_blas = rule_of(func), func in BLAS_OPS
     outputs, parts = _outputs_of(func), COMPOSED.get(func)

@@ -74,7 +74,7 @@ class ProvenanceCollector:
         self._tensors[block] = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
 
     def provenance_of(self, blocks: list[int]) -> tuple[TensorProvenance, ...]:
-        """Return the provenance of blocks. Blocks of unknown provenance are left out."""
+        """Return the provenance of blocks, without blocks of unknown provenance."""
         rows = []
         for block in blocks:
             line = self._lines.get(block, _NO_LINE)

@@ -110,7 +110,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # ---- called by the loop
 
     def start_phase(self, step: int, phase: Phase) -> None:
-        """Start a phase of a step."""
+        """Start a phase of a step; when the backward pass starts, living temporaries become activations.
+
+        They also do when the loop ends, unless gradients are off.
+        """
         if phase is Phase.BACKWARD or (phase is Phase.END and torch.is_grad_enabled()):
             # Activations are alive when the backward pass starts, or would start if the loop had one.
             self._log.keep_for_backward()
@@ -138,7 +141,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._provenance.on_tensor(ref.block.number, tensor)
 
     def has_recorded(self, tensor: Tensor) -> bool:
-        """Return whether a meta tensor's storage is recorded. Empty storages and wrappers count."""
+        """Return whether a meta tensor's storage is recorded or empty; wrappers count as recorded."""
         if is_wrapped(tensor):
             return True
         storage = innermost(tensor).untyped_storage()
@@ -156,7 +159,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._record_run(op, args, kwargs, out)
 
     def record_empty_cache(self) -> None:
-        """Record a call of `torch.cuda.empty_cache()`, as a mark of the preceding free if possible.
+        """Record a call of `torch.cuda.empty_cache()` at the preceding free or at the free of a new block.
 
         It becomes a part of the preceding free if possible. Otherwise a block of one byte is allocated and
         freed, and its free empties the cache.

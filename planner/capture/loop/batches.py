@@ -26,7 +26,7 @@ _DETECTORS = (
 
 
 def batch_loader(model: nn.Module, job: Job, batch: int) -> BatchLoader:
-    """Return a function that makes the job's batches on the meta device."""
+    """Return a function that makes a batch of `batch` samples on the meta device at each call."""
     if _is_detector(model):
         return lambda: detection_batch(model, job, batch)
     known = known_contents(model, job, batch)
@@ -34,14 +34,18 @@ def batch_loader(model: nn.Module, job: Job, batch: int) -> BatchLoader:
 
 
 def evaluation_loader(model: nn.Module, job: Job, batch: int) -> BatchLoader:
-    """Return a function that makes the batches of the job's evaluation. `batch` is the default batch size."""
+    """Return a function that makes a batch of the job's evaluation on the meta device at each call.
+
+    The batch has `batch` samples, unless the job gives a batch size for evaluation.
+    """
     return batch_loader(model, convert_inputs(evaluated_job(job)), job.loop.eval_batch or batch)
 
 
 def empty_batch(job: Job, batch: int, device: str, known: Mapping[str, Any] = MappingProxyType({})) -> Batch:
-    """Return a batch of uninitialised inputs and a target.
+    """Return a batch of uninitialised inputs and targets, except for the values in `known`.
 
-    `known` holds the values of some keyword inputs, which are copied to the device instead.
+    `known` holds the values of some keyword inputs, which are copied to the device. Names that the job does
+    not list as inputs are added.
     """
 
     def empty(spec: TensorSpec) -> Tensor:
@@ -58,9 +62,9 @@ def empty_batch(job: Job, batch: int, device: str, known: Mapping[str, Any] = Ma
 
 
 def detection_batch(model: nn.Module, job: Job, batch: int) -> Batch:
-    """Return `batch` images with targets for a detector.
+    """Return a list of images for a detector, and, except in the mode `infer`, a list of targets.
 
-    The images have the shape of the job's first input. In the mode `infer` there are no targets. Each tensor
+    The images have the shape of the job's first input. Each tensor
     is a separate allocation on the meta device. Boxes have varying sizes and positions; masks and keypoints
     are included for models that need them.
     """
@@ -93,9 +97,9 @@ def _target(model: nn.Module, height: int, width: int) -> dict[str, Tensor]:
 
 
 def _boxes(height: int, width: int) -> Tensor:
-    """Return `OBJECTS` boxes on the image's diagonal.
+    """Return a tensor of `OBJECTS` boxes (left, top, right, bottom) along the image's diagonal.
 
-    Their sides are an eighth to a half of the image's sides.
+    Their sides are an eighth to a half of the image's sides, before they are cut at its edges.
     """
     step = torch.arange(1, OBJECTS + 1) / (OBJECTS + 1)
     middle = torch.stack((step * width, step * height), 1)

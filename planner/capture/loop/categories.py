@@ -10,10 +10,7 @@ from planner.program import Category
 
 
 def set_categories(recorder: Recorder, parameters: Iterable[nn.Parameter], optimizer: AnyOptimizer) -> None:
-    """Set the categories of blocks that now hold gradients or optimizer state.
-
-    The categories are `GRADIENT` and `OPTIMIZER`.
-    """
+    """Set the category `GRADIENT` or `OPTIMIZER` for blocks that now hold gradients or optimizer state."""
     set_gradients(recorder, parameters)
     for tensor in state_tensors(optimizer):
         recorder.set_category(tensor, Category.OPTIMIZER)

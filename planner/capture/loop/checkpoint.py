@@ -21,7 +21,7 @@ _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 @contextmanager
 def checkpointed_blocks(model: nn.Module, job: Job) -> Iterator[tuple[str, ...]]:
-    """Checkpoint the model's blocks inside the context.
+    """Checkpoint the model's repeated blocks inside the context, by the model's own switch if it has one.
 
     Yields a note that names the blocks or the model's own switch. A model's own switch stays on after the
     context. Raises ModelError if the model has neither a switch nor repeated blocks.
@@ -46,9 +46,9 @@ def checkpointed_blocks(model: nn.Module, job: Job) -> Iterator[tuple[str, ...]]
 
 
 def _use_own_switch(model: nn.Module) -> str | None:
-    """Turn on a model's own gradient checkpointing.
+    """Turn on a model's own gradient checkpointing, and return the switch's name, or None without one.
 
-    Returns the name of the switch, or None if the model has none. The switches are methods of timm,
+    The switches are methods of timm,
     transformers and diffusers. A model that refuses its switch counts as a model without a switch: timm
     asserts, the others raise ValueError.
     """
@@ -84,18 +84,12 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def name_kinds(modules: Iterable[nn.Module]) -> str:
-    """Return the class names of modules, such as "GPT2Block", without duplicates.
-
-    FSDP's prefix is removed.
-    """
+    """Return the distinct class names of modules, separated by commas and without FSDP's prefix."""
     return ", ".join(dict.fromkeys(type(module).__name__.removeprefix("FSDP") for module in modules))
 
 
 def _repeated(modules: nn.Module) -> set[type[nn.Module]]:
-    """Return a set with the class of the repeated blocks in a list of modules.
-
-    `modules` is the list. The set is empty if the list repeats no block.
-    """
+    """Return a set of the class of the repeated blocks in a list of modules, or an empty set."""
     elements: dict[type[nn.Module], int] = {}
     for child in modules.children():
         elements[type(child)] = elements.get(type(child), 0) + sum(p.numel() for p in child.parameters())

@@ -39,7 +39,7 @@ class Criterion:
         return self.call if isinstance(self.call, nn.Module) else None
 
     def notes(self) -> tuple[str, ...]:
-        """Return notes on an unused target, and on trained parameters of the loss."""
+        """Return a note if the target is unused, and a note if the loss has trained parameters."""
         notes = []
         if self.is_without_target:
             notes.append(f"the loss {self.name} takes the output alone: no target is copied to the GPU")
@@ -49,11 +49,11 @@ class Criterion:
 
 
 def build_criterion(job: Job) -> Criterion | None:
-    """Return the user's loss with meta tensors, or None if there is none.
+    """Return the user's loss with its tensors on meta, or None if the job names no code or does not train.
 
-    There is none if the job names no code or does not train. A class, or a function that needs no argument,
-    is called once and gives the loss. Raises UsageError if the file or a target is missing, ModelError if the
-    code fails.
+    A class, or a function that needs no argument,
+    is called once and gives the loss. Raises UsageError if the file or a target is missing, or if the loss
+    takes another number of arguments, ModelError if the code fails or makes an object that cannot be called.
     """
     if not is_code(job.loop.loss) or job.loop.mode is not Mode.TRAIN:
         return None
@@ -93,7 +93,7 @@ _ANY = 2**31  # number of arguments that *args takes
 
 
 def _positional(made: Any) -> tuple[int, int]:
-    """Return how many positional arguments a callable requires and accepts."""
+    """Return the least and the greatest number of positional arguments of a callable; (1, 2) if unknown."""
     is_module = isinstance(made, nn.Module)
     try:
         parameters = inspect.signature(made.forward if is_module else made).parameters.values()

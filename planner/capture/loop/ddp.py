@@ -57,7 +57,7 @@ class Buckets:
         ]
 
     def before_forward(self) -> None:
-        """Rebuild the buckets after the first backward pass, and broadcast the buffers.
+        """Rebuild the buckets, once the first backward pass has run, and broadcast the buffers at each call.
 
         `DistributedDataParallel.forward` does both in training before the model's own forward pass.
         """
@@ -82,7 +82,7 @@ class Buckets:
         self._buckets, self._held = [], []
 
     def _fill(self, buckets: Sequence[Sequence[int]]) -> None:
-        """Replace the old buckets by new buckets.
+        """Release the old buckets, and allocate new buckets, in which each parameter gets a view.
 
         Source: Reducer::initialize_buckets. `buckets` gives the indices of the parameters in each bucket.
         """
@@ -106,9 +106,10 @@ class Buckets:
                     parameter.grad = view
 
     def _on_gradient(self, index: int, parameter: Tensor) -> None:
-        """Copy a gradient into its bucket, without reducing the bucket.
+        """Copy a gradient into its bucket, unless the gradient is a view of the bucket.
 
-        With `ddp_bucket_view`, the gradient becomes a view of the bucket. Source:
+        The bucket is not reduced. Buckets that are held after their reduction are released once the next
+        bucket is complete. With `ddp_bucket_view`, the gradient becomes a view of the bucket. Source:
         Reducer::mark_variable_ready_dense. Without views the gradient is copied back after the reduction,
         which takes no memory and is left out.
         """

@@ -26,9 +26,9 @@ MOST_GROWTHS = 256  # most growths of the cache; if more tokens are between, it 
 def run_generation(
     model: nn.Module, job: Job, load_batch: BatchLoader, on_phase: PhaseHook, runtime: LoopRuntime
 ) -> tuple[str, ...]:
-    """Generate the job's new tokens once for each step.
+    """Load a prompt and generate the job's new tokens in each step, and return notes on skipped tokens.
 
-    Returns notes on skipped tokens. The prompt is the job's `input_ids`, or its first input. Raises
+    The prompt is the job's `input_ids`, or its first input. Raises
     ModelError for a model that does not generate as transformers' decoders do.
     """
     _refuse_others(model, job)
@@ -61,7 +61,7 @@ def _left_out(new_tokens: int) -> tuple[str, ...]:
 
 
 def _growths(new_tokens: int) -> list[int]:
-    """Return the number of tokens that each growth of the key-value cache adds.
+    """Return the number of tokens for each growth of the key-value cache without a run of the model.
 
     The first and last `WHOLE_TOKENS` tokens run through the model; for tokens between, only the cache grows.
     There are at most `MOST_GROWTHS` growths.
@@ -86,9 +86,9 @@ def _refuse_others(model: nn.Module, job: Job) -> None:
 
 @dataclass(slots=True)
 class _Text:
-    """A prompt and its generated tokens, batch x length.
+    """A prompt and its generated tokens, batch x length, with their positions and mask.
 
-    It includes their positions and mask. Positions and mask are each None if the model does not get them.
+    Positions and mask are each None if the model does not get them.
     """
 
     tokens: Tensor

@@ -1,6 +1,6 @@
 """Note which outputs of a model the loss uses.
 
-There is no note if the model returns a single tensor.
+There is no note if the model returns a single tensor, or if the loss is user code.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,9 +15,9 @@ MOST_NAMED = 6  # entries of an output that a note names
 
 
 def notes_on_loss(kind: Loss | str, output: Any) -> tuple[str, ...]:
-    """Return a note on the model outputs from which the loss is computed.
+    """Return a tuple of one note on the model outputs that the loss uses, or () if no note is needed.
 
-    `loss_of` computes the loss. () if the output is a tensor, or if the loss is user code.
+    `loss_of` computes the loss. No note is needed if the output is a tensor, or if the loss is user code.
     """
     if isinstance(output, Tensor) or is_code(kind):
         return ()
@@ -39,7 +39,7 @@ def returned_loss(output: Any) -> tuple[str, Any]:
     """Return the name and the value of the loss that a model returns.
 
     The name is for users. The loss is the value named `loss`, else the first scalar, as in `return logits,
-    loss`, else the first value.
+    loss`, else the first value. Raises TypeError if the model returns no values.
     """
     named = getattr(output, "loss", None)
     if named is None and isinstance(output, Mapping):
@@ -57,7 +57,8 @@ def returned_loss(output: Any) -> tuple[str, Any]:
 def _entries(output: Any) -> Iterator[tuple[str, Any]]:
     """Yield a (name, value) pair for each entry of an output.
 
-    The name is for users. Entries are not searched for further entries.
+    The name is for users. Entries are not searched for further entries. An output that is no mapping, tuple
+    or list is one entry.
     """
     if isinstance(output, Mapping):
         yield from ((repr(name), value) for name, value in output.items())

@@ -59,12 +59,12 @@ _Make = Callable[[Job, nn.Module, list[nn.Parameter], dict[str, Any]], Any]
 
 
 def members_of(optimizer: AnyOptimizer) -> tuple[optim.Optimizer, ...]:
-    """Return the members of an optimizer list as a tuple. A single optimizer is its own only member."""
+    """Return the members of an optimizer list, or a tuple of the optimizer alone."""
     return optimizer.members if isinstance(optimizer, OptimizerList) else (optimizer,)
 
 
 def build_named(job: Job, model: nn.Module, parameters: Iterable[nn.Parameter]) -> AnyOptimizer:
-    """Return the job's optimizer over these parameters.
+    """Return the job's optimizer over the parameters that require gradients.
 
     The result is an `OptimizerList` if the job has several optimizers. Raises UsageError or ModelError if an
     optimizer cannot be found or made, or if a step needs a closure.
@@ -101,7 +101,7 @@ def _make_by_short_name(
 
 
 def prepare_optimizer(job: Job) -> None:
-    """Import the library of a job's optimizer before a capture.
+    """Import the library of a job's optimizer before a capture, if the job trains with a library's optimizer.
 
     A capture replaces names that the library would bind. Errors are ignored: they are raised when the
     optimizer is made, if the model does not bring its own.
@@ -202,7 +202,7 @@ def _takes_model(function: Callable[..., Any]) -> bool:
 
 
 def _call(kind: Callable[..., Any], trained: list[nn.Parameter], job: Job, arguments: dict[str, Any]) -> Any:
-    """Construct an optimizer, with `foreach` or `fused` set if the job chooses an implementation.
+    """Construct an optimizer, with `fused=True` or `foreach=False` if the job chooses this implementation.
 
     A required learning rate defaults to 1e-3. Raises UsageError if the optimizer does not take the choice.
     """

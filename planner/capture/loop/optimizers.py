@@ -35,7 +35,7 @@ def build_optimizer(
     parameters: Iterable[nn.Parameter],
     arguments: Mapping[str, Any] = MappingProxyType({}),
 ) -> optim.Optimizer:
-    """Return the torch optimizer of a kind and implementation over these parameters.
+    """Return torch's optimizer of a kind and implementation over the parameters that require gradients.
 
     By default torch chooses `foreach` on CUDA (torch/optim/optimizer.py, `_default_to_fused_or_foreach`),
     except for Adafactor and weights of torchao, and a loop over parameters in all other cases. So the
@@ -77,7 +77,7 @@ def clip(kind: ClipGradients, parameters: Iterable[nn.Parameter]) -> None:
 
 
 def _clip_groups(groups: Sequence[Sequence[nn.Parameter]]) -> None:
-    """Clip the gradients of several device meshes by their total norm.
+    """Clip the gradients on several device meshes so that their total norm is at most 1.0.
 
     The norm is computed as in transformers' `Trainer._mixed_mesh_grad_norm`.
     """

@@ -86,10 +86,7 @@ class _Phases:
         self.start(self._step, phase)
 
     def notes(self, job: Job) -> tuple[str, ...]:
-        """Return a note on the optimizers that stepped.
-
-        The note tells how often they stepped, or that no optimizer did.
-        """
+        """Return a note that tells which optimizers stepped and how often, or that no optimizer did."""
         if not self._updates:
             return (
                 f"no optimizer of torch.optim stepped in {job.loop.steps} calls of the step; if it does so "
@@ -101,7 +98,10 @@ class _Phases:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Mark backward passes and optimizer steps as phases inside the context."""
+        """Mark backward passes and optimizer steps as phases inside the context.
+
+        An optimizer step with a closure has the phase `FORWARD`.
+        """
         names = Names(
             (torch.autograd, name, self._as_backward(getattr(torch.autograd, name)))
             for name in ("backward", "grad")

@@ -23,7 +23,7 @@ _CONVERTED = {Precision.FP16: "float16", Precision.BF16: "bfloat16"}  # the mode
 
 
 def convert_model(model: nn.Module, job: Job) -> nn.Module:
-    """Convert the model in place to the job's precision and memory format.
+    """Convert the model in place to the job's half precision and memory format, if it has them.
 
     The model stays on its device. Equals `model.half()` or `model.bfloat16()`, and
     `model.to(memory_format=torch.channels_last)`, which applies to weights of 4 dimensions. Weights of 5
@@ -56,10 +56,10 @@ def convert_inputs(job: Job) -> Job:
 
 
 def format_of(job: Job, shape: Sequence[int], dtype: torch.dtype) -> torch.memory_format:
-    """Return the memory format of a batch's tensor.
+    """Return the memory format of a batch's tensor or of a model's weight.
 
-    `shape` includes the batch dimension. If the job asks for channels last, the format applies to
-    floating-point tensors of images (4 dimensions) and volumes (5 dimensions). All other tensors are
+    A batch's shape includes the batch dimension. If the job asks for channels last, the format applies to
+    floating-point tensors of 4 dimensions (images) and 5 dimensions (volumes). All other tensors are
     contiguous.
     """
     is_last = job.model.memory_format is MemoryFormat.CHANNELS_LAST and dtype.is_floating_point
@@ -102,15 +102,15 @@ def take_all_steps() -> Iterator[None]:
 
 
 def meta_runtime(job: Job) -> LoopRuntime:
-    """Return the runtime of a job's loop in a capture.
+    """Return the autocast and gradient scaler of a job's loop in a capture.
 
-    The autocast of the runtime works only inside `cuda_semantics`.
+    The autocast works only inside `cuda_semantics`.
     """
     return _runtime(job, MetaScaler() if job.loop.grad_scaler else None)
 
 
 def cuda_runtime(job: Job) -> LoopRuntime:
-    """Return the runtime of a job's loop on a real GPU.
+    """Return the autocast and gradient scaler of a job's loop on a real GPU.
 
     Losses are not scaled up: at the default scale the first gradients overflow, and the optimizer steps that
     make the optimizer's state would be skipped.

@@ -105,9 +105,9 @@ def run_loop(
 
 
 def with_few_micro_batches(job: Job) -> tuple[Job, tuple[str, ...]]:
-    """Return the job with at most `MOST_MICRO_BATCHES` micro-batches.
+    """Return the job with at most `MOST_MICRO_BATCHES` micro-batches, and a note if others are left out.
 
-    Also returns a note if some micro-batches are left out. From the second micro-batch on, each adds to
+    From the second micro-batch on, each adds to
     existing gradients in place, so that all allocate the same blocks in the same order.
     """
     if job.loop.accumulate <= MOST_MICRO_BATCHES:
@@ -159,7 +159,7 @@ class _TrainingLoop:
     evaluated: LoopVariables = field(default_factory=LoopVariables)
 
     def run(self) -> None:
-        """Train for the job's number of steps."""
+        """Train for the job's steps, and evaluate before the last step if the job evaluates."""
         job = self.job
         if self.ema is not None:
             for tensor in (*self.ema.parameters(), *self.ema.buffers()):
@@ -198,7 +198,7 @@ class _TrainingLoop:
             self._backward(step, micro_batch)
 
     def _forward(self, variables: LoopVariables) -> None:
-        """Call the model on a batch and compute the loss of its output."""
+        """Call the model on the batch in `variables`, and assign the output, loss and notes there."""
         variables.output = self.called(*variables.args, **variables.kwargs)
         if self.runtime.criterion is not None:
             variables.loss = self.runtime.criterion(variables.output, variables.target)
@@ -230,7 +230,7 @@ class _TrainingLoop:
             scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def _update(self, step: int) -> None:
-        """Clip the gradients, run the optimizer, and update the moving average.
+        """Clip the gradients if the job does, run the optimizer, and update the moving average, if any.
 
         Scaled gradients are unscaled before they are clipped. The gradients are cleared at the end if the job
         clears them after the step.
@@ -302,10 +302,10 @@ def run_evaluation(
 
 
 def loss_of(kind: Loss, output: Any, target: Tensor | None) -> Tensor:
-    """Return the scalar loss to differentiate.
+    """Return the loss of a model's output, of the kind `kind`.
 
-    For several outputs it is the sum of their losses. For `Loss.OUTPUT` and `Loss.TRAINING_STEP` it is the
-    loss that the model returned.
+    For several output tensors it is the sum of their losses. For `Loss.OUTPUT` and `Loss.TRAINING_STEP` it
+    is the loss that the model returned.
     """
     if kind in (Loss.OUTPUT, Loss.TRAINING_STEP):
         loss: Tensor = output if isinstance(output, Tensor) else returned_loss(output)[1]
@@ -321,7 +321,7 @@ def loss_of(kind: Loss, output: Any, target: Tensor | None) -> Tensor:
 
 
 def _loss_of_one(kind: Loss, output: Tensor, target: Tensor | None) -> Tensor:
-    """Return the loss of one output. An error gets a note on the shapes of output and target."""
+    """Return the loss of one output tensor. An error gets a note on the shapes of output and target."""
     try:
         return _CRITERIA[kind](output, target)
     except Exception as error:

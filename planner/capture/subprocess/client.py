@@ -34,10 +34,7 @@ class TracerProcess:
         self._job = {"job": job_to_json(job), "limit_seconds": limit_seconds}
 
     def programs(self, target: Target) -> tuple[Program, ...]:
-        """Return the job's programs for the target, or () if no program fits.
-
-        Returns () with `provenance` too.
-        """
+        """Return the job's programs for the target, or () if no program fits or with `provenance`."""
         return () if self._run_kind == "provenance" else self._request("programs", FIT_BATCHES[0], target)
 
     def run(self, batch: int, target: Target) -> Program:

@@ -45,9 +45,9 @@ _OWN = ("autocast_adapter_dtype",)  # keywords of `get_peft_model`, not of the c
 
 
 def attach_adapters(model: nn.Module, job: Job, run: Run = construct_on_meta) -> nn.Module:
-    """Return the model with the adapters of the job's peft method.
+    """Return the model with adapters of the job's peft method, or the model itself without a method.
 
-    Without a peft method, the model itself is returned. `run` is called with the function that makes the
+    `run` is called with the function that makes the
     adapters. Raises UsageError for a method or value that peft does not know, ModelError if peft refuses the
     model.
     """
@@ -101,9 +101,9 @@ def _configure(peft: Any, model: nn.Module, job: Job, given: dict[str, Any]) -> 
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Convert a tuple, or module names separated by commas, to a list.
+    """Return a tuple, or module names separated by commas, as a list, and other values unchanged.
 
-    Other values, such as regular expressions of module names, are returned unchanged.
+    Regular expressions of module names, for example, are returned unchanged.
     """
     if isinstance(value, tuple):
         return list(value)

@@ -41,7 +41,7 @@ _HELD = {
 
 
 def run_zero(job: Job, model: nn.Module, batch: int, recorder: Recorder) -> tuple[str, ...]:
-    """Train with DeepSpeed's engine, and return notes on the run. `job.loop.steps` optimizer steps run."""
+    """Record training with DeepSpeed's engine, and return notes. `job.loop.steps` optimizer steps run."""
     config = fill_deepspeed(job, batch, hidden_size_of(model))
     micro_batches = config["gradient_accumulation_steps"]
     few = config["gradient_accumulation_steps"] = min(micro_batches, MOST_MICRO_BATCHES)
@@ -69,7 +69,7 @@ def run_zero(job: Job, model: nn.Module, batch: int, recorder: Recorder) -> tupl
 
 
 def hidden_size_of(model: nn.Module) -> int | None:
-    """Return the hidden size in a model's configuration, or None if unknown.
+    """Return the hidden size in a model's configuration, the largest of several, or None if unknown.
 
     transformers fills a DeepSpeed configuration with the hidden size.
     """
@@ -141,7 +141,10 @@ class _Loop:
         self._recorder.start_phase(step, phase)
 
     def run_micro_batch(self, step: int, load_batch: BatchLoader) -> None:
-        """Run one micro-batch. The engine itself decides whether to update the weights."""
+        """Run the forward and the backward pass of one micro-batch, and the step of the engine.
+
+        The engine decides whether its step updates the weights.
+        """
         self.start(step, Phase.INPUTS)
         self._variables.load(load_batch)
         self.start(step, Phase.FORWARD)
@@ -152,7 +155,7 @@ class _Loop:
         self._engine.step()
 
     def _forward(self, variables: LoopVariables) -> None:
-        """Call the engine on a batch and compute the loss of its output."""
+        """Call the engine on the batch in `variables`, and assign the output and the loss there."""
         variables.output = self._engine(*variables.args, **variables.kwargs)
         assert isinstance(self._job.loop.loss, Loss)
         variables.loss = loss_of(self._job.loop.loss, variables.output, variables.target)
@@ -160,7 +163,7 @@ class _Loop:
             variables.output = None
 
     def evaluate(self, step: int, load_batch: BatchLoader) -> None:
-        """Evaluate the model between two steps."""
+        """Evaluate the model on two batches, before the training in `step`."""
         forward = partial(self._forward, self._evaluated)
         run_evaluation(self._engine, self._evaluated, load_batch, forward, self.start, step)
 
@@ -172,7 +175,7 @@ class _Loop:
             engine._zero3_consolidated_16bit_state_dict()
 
     def set_categories(self) -> None:
-        """Set the categories of the blocks of parameters, gradients and optimizer state."""
+        """Set the categories of blocks that now hold parameters, buffers, gradients or optimizer state."""
         module = self._engine.module
         held = [(one, Category.PARAMETER) for one in (*module.parameters(), *module.buffers())]
         sharded = self._engine.optimizer

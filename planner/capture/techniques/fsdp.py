@@ -25,9 +25,9 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def shard_blocks(model: nn.Module, job: Job, mesh: Any, recorder: Recorder) -> str:
-    """Shard a model's repeated blocks, then its remaining parameters.
+    """Shard a model's repeated blocks, then its remaining parameters, in place, and return a note.
 
-    Returns a note on the sharding. With `by=accelerate`, accelerate shards the model. Raises UsageError if
+    With `by=accelerate`, accelerate shards the model. Raises UsageError if
     `fully_shard` refuses.
     """
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
@@ -101,7 +101,10 @@ def _ends_of(model: Any) -> tuple[tuple[nn.Module, ...], tuple[nn.Module, ...]]:
 
 @contextmanager
 def _moved_by_it(model: nn.Module, recorder: Recorder) -> Iterator[None]:
-    """Record a model's move from the CPU to the GPU inside the context."""
+    """Record a move of the model from the CPU to the GPU inside the context.
+
+    On exit, the parameters and buffers get the category `PARAMETER`.
+    """
     recorder.start_phase(0, Phase.SETUP)
     for tensor in (*model.parameters(), *model.buffers()):
         recorder.host.add(tensor)
@@ -112,7 +115,7 @@ def _moved_by_it(model: nn.Module, recorder: Recorder) -> Iterator[None]:
 
 
 def replacements(on_resize: Callable[[Tensor], None]) -> Iterator[Replacement]:
-    """Yield replacements that make FSDP accept meta tensors as parameters.
+    """Yield replacements that make FSDP accept meta parameters and report each storage that it resizes.
 
     `on_resize` is called with each tensor whose storage FSDP has allocated or freed in place: the gathered
     parameters of a block, before and after the block runs.
@@ -146,7 +149,7 @@ def replacements(on_resize: Callable[[Tensor], None]) -> Iterator[Replacement]:
 
 
 def _padding(reset: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return a wrapper of `reset_sharded_param` that pads meta shards.
+    """Return a wrapper of `reset_sharded_param` that pads a meta shard to the size of other ranks' shards.
 
     Shards that FSDP made itself are not padded. If a parameter does not divide evenly, the shard that
     `to_empty` allocates on a late rank is smaller than on other ranks. The first forward pass copies that

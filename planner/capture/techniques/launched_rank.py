@@ -92,9 +92,9 @@ def _replacements() -> Iterator[Replacement]:
 
 
 def _address(plain: Callable[[Tensor], int]) -> Callable[[Tensor], int]:
-    """Return a wrapper of `Tensor.data_ptr` that gives meta storages distinct addresses.
+    """Return a wrapper of `Tensor.data_ptr` that gives accelerate a distinct address for each meta storage.
 
-    Only callers in accelerate get the distinct addresses. accelerate identifies an optimizer's parameters by
+    Other callers get torch's answer. accelerate identifies an optimizer's parameters by
     address while it shards them (accelerate/accelerator.py).
     """
 

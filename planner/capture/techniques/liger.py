@@ -24,9 +24,9 @@ _PATCHED = ("transformers.models.", "transformers.loss.")
 
 @contextmanager
 def _liger_kernels(model: nn.Module, job: Job) -> Iterator[None]:
-    """Apply Liger's kernels to the model.
+    """Apply Liger's kernels to the model, and restore the patched functions of transformers on exit.
 
-    On exit, the patched functions of transformers are restored. Raises ModelError if Liger has no kernels for
+    Raises ModelError if Liger has no kernels for
     the model, or if Liger fails.
     """
     with quiet():

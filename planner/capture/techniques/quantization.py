@@ -11,10 +11,7 @@ from planner.jobs import Job
 
 
 def _quantize(model: BuiltModel, job: Job) -> BuiltModel:
-    """Quantize a model's linear layers as the job specifies.
-
-    Returns the model with the tensors that quantizing allocates.
-    """
+    """Return the model with linear layers quantized as the job says, and with the tensors they allocate."""
     module = quantize_linears(model.module, job)
     return BuiltModel(module, quantize_on_meta(module))
 

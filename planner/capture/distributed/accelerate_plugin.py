@@ -26,9 +26,9 @@ _OF_LAUNCHER = "FSDP_"  # prefix of variables from which a plugin reads options 
 def shard_by_accelerate(
     model: nn.Module, arguments: FsdpArguments, options: Mapping[str, Any], mesh: Any
 ) -> str:
-    """Shard a model in place as accelerate's plugin does.
+    """Shard a model in place as accelerate's plugin does, and return a note on the sharded classes.
 
-    Returns a note on the sharded classes. `arguments` are the plugin's options, and `options` are keywords of
+    `arguments` are the plugin's options, and `options` are keywords of
     `fully_shard`. Raises UsageError if accelerate is not installed, or refuses the options or the model.
     """
     try:

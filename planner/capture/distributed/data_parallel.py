@@ -46,10 +46,7 @@ class Reduction:
 
 
 class _Reducing:
-    """A replacement for all-reduce that keeps the last reduced tensor alive.
-
-    Only asynchronous reductions keep tensors.
-    """
+    """A replacement for all-reduce that keeps the tensor of the last asynchronous reduction alive."""
 
     def __init__(self) -> None:
         self._plain = c10d.all_reduce
@@ -79,7 +76,7 @@ class _Reducing:
 
 
 def replacements() -> Iterator[Replacement]:
-    """Yield replacements for functions of torch.distributed and methods of DistributedDataParallel."""
+    """Yield replacements with which DistributedDataParallel and all-reduce work on meta tensors."""
     reducing = _Reducing()
 
     @functools.wraps(c10d.all_reduce)

@@ -69,10 +69,9 @@ def deepspeed_process(ranks: int, placement: Placement) -> Iterator[None]:
 
 
 def import_deepspeed() -> None:
-    """Import DeepSpeed.
+    """Import DeepSpeed, or raise UsageError if it does not import or has a version that is not supported.
 
-    Must be called before functions of torch are replaced. Raises UsageError if DeepSpeed does not import, or
-    if its version is not supported.
+    Must be called before functions of torch are replaced.
     """
     try:
         import deepspeed
@@ -116,10 +115,10 @@ def _making(plain: Callable[..., Tensor], placement: Placement) -> Callable[...,
 
 
 def _reads() -> dict[str, Callable[[Tensor], Any]]:
-    """Return replacements for `Tensor` methods that read a value.
+    """Return replacements for `Tensor` methods that read a value, by name: DeepSpeed gets 0 or False.
 
-    The replacements return 0 or False to DeepSpeed for a meta tensor. DeepSpeed reads the norms of gradients,
-    and whether a gradient overflows.
+    The values of meta tensors are unknown. Other callers and tensors get torch's answer. DeepSpeed reads the
+    norms of gradients, and whether a gradient overflows.
     """
 
     def answering(plain: Callable[[Tensor], Any], answer: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:

@@ -17,7 +17,7 @@ _PLACES = {"all_gather": (0, "tensor_list"), "reduce_scatter": (1, "input_list")
 
 
 def replacements() -> Iterator[Replacement]:
-    """Yield replacements for the functions of torch.distributed that take lists of tensors."""
+    """Yield replacements with which `all_gather` and `reduce_scatter` allocate NCCL's flat buffer."""
     for name, place in _PLACES.items():
         yield from in_both(name, partial(_with_buffer, *place))
 

@@ -96,7 +96,7 @@ class OtherRanks:
         return self._sent[message]
 
     def replacements(self) -> Iterator[Replacement]:
-        """Yield the replacement for `broadcast_object_list`. torch sends the objects as bytes."""
+        """Yield replacements with which `broadcast_object_list` sends its list as a pickled message."""
         counts: Counter[Hashable] = Counter()
 
         def broadcast(

@@ -18,10 +18,7 @@ from planner.capture.distributed.other_ranks import OtherRanks
 
 
 def replacements(ranks: OtherRanks) -> Iterator[Replacement]:
-    """Yield replacements for methods of pipeline stages and schedules.
-
-    The methods communicate or need a GPU.
-    """
+    """Yield replacements for the methods by which pipeline stages set a device and exchange metadata."""
     from torch.distributed.pipelining import schedules, stage as stages
 
     yield stages._PipelineStageBase, "__init__", _on_meta(stages._PipelineStageBase.__init__)

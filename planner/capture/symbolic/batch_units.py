@@ -20,7 +20,7 @@ _COMMON = 48  # a multiple of all units: a job that refuses multiples of it is a
 def fit_in_units(
     run: Callable[[int], RecordedRun], agrees: Callable[[Program, RecordedRun], bool], job: Job
 ) -> tuple[Program, int]:
-    """Return a program fitted in units of samples, and its smallest batch size.
+    """Return a program fitted to batch sizes that are multiples of a unit, and its smallest batch size.
 
     The unit is the first of `UNITS` that fits. If 1 or another divisor of the unit fits too, starting at the
     same smallest batch size, the divisor is the program's unit. `run` captures a batch size, and `agrees`

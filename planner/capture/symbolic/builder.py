@@ -84,11 +84,11 @@ class ProgramBuilder:
     _runs: dict[int, list[tuple[GuardedCapability, Program]]] = field(default_factory=dict)  # by batch size
 
     def programs(self, target: Target) -> tuple[Program, ...]:
-        """Return the validated programs for a target.
+        """Return the validated programs for a target, or () if each batch size needs a run of the model.
 
-        The first program holds for a range of batch sizes. A large job also gets the program of batch size 1.
-        Return () if no program fits the runs, if further runs contradict the program, or if the job is
-        compiled. A large job on a small GPU may need the program of batch size 1. Raises the errors of a
+        The first program holds for a range of batch sizes. A large job also gets the program of batch size 1,
+        which it may need on a small GPU. The result is () if no program fits the runs, if further runs
+        contradict the program, or if the job is compiled. Raises the errors of a
         capture, except at batch size 1, which a model may refuse, as batch norm does for single values.
         """
         if self.job.model.compile is not Compile.NONE:
@@ -108,9 +108,9 @@ class ProgramBuilder:
         return tuple(programs)
 
     def fit(self, target: Target) -> Program | None:
-        """Return the fitted program for the target, or None if no affine program fits.
+        """Return the program for the target without validation, or None if no affine program fits.
 
-        The program is not validated. The program is affine in the batch size. Raises the errors of a capture.
+        The program is affine in the batch size. Raises the errors of a capture.
         """
         path = self._path(_without_answers(target))
         if path.refusal is not None:
@@ -120,9 +120,9 @@ class ProgramBuilder:
         return with_target(path.program, target, *FIT_BATCHES)
 
     def run(self, batch: int, target: Target) -> Program:
-        """Return a program that holds at one batch size.
+        """Return a program that holds at one batch size, from an earlier run or a new run of the model.
 
-        The program comes from one run of the model. Raises the errors of a capture. A run serves all GPUs for
+        Raises the errors of a capture. A run serves all GPUs for
         which its guards hold, if its kernels can be separated from the rest. If a run beyond the range of the
         job's program agrees with the program, the range is widened and the program is returned.
         """
@@ -192,7 +192,7 @@ class ProgramBuilder:
     def _fit(self, path: _Path, runs: list[RecordedRun], target: Target) -> None:
         """Fit a path's program to two runs, or to three if needed.
 
-        If no fit succeeds, the runs are cached.
+        If no fit succeeds, the path's reason is set, and each run is kept as a program of its batch size.
         """
         try:
             try:
@@ -273,9 +273,9 @@ class ProgramBuilder:
         return None
 
     def divergence(self, program: Program, batch: int, target: Target) -> str:
-        """Return a description of the first difference between a program and a new run.
+        """Return a description of the first difference between a program and a new run, or "" if they agree.
 
-        Returns "" if the run agrees. Raises BatchTooLargeError for a run that allocates many times the blocks
+        Raises BatchTooLargeError for a run that allocates many times the blocks
         of the program, as a step does that works through its batch in a loop.
         """
         target = _without_answers(target)

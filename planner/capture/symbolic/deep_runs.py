@@ -39,10 +39,7 @@ LEAST_DEPTH_OF_RUN = 17  # a single run has 16 blocks in all in shallow models
 
 
 class _ShallowRuns(NamedTuple):
-    """The comparison of the runs of two shallow models.
-
-    `run` is the run of the deeper model, and `block` is the block that the deeper model adds.
-    """
+    """The run of the deeper of two shallow models, and the block that it adds to the other model's run."""
 
     run: RecordedRun
     block: RepeatedBlock
@@ -127,7 +124,7 @@ class DeepRuns:
     def _shallow_runs(
         self, capability: tuple[int, int], at_depth: Callable[[int], RecordedRun]
     ) -> _ShallowRuns:
-        """Return the compared runs of the two shallow models.
+        """Run the two shallow models, or the deeper one alone, and return their comparison.
 
         Only the deeper model runs if its run differs from the latest run in sizes alone. Raises
         NotRepeatedError, NotAffineError, and the errors of a capture.
@@ -148,9 +145,10 @@ class DeepRuns:
 def open_deep_runs(job: Job, least: int = LEAST_DEPTH) -> DeepRuns | None:
     """Return the `DeepRuns` of a job, or None if the whole model must run.
 
-    A model with fewer than `least` blocks must run. Jobs that differ in the sizes of samples or in the number
-    of ranks (two or more) share their deep runs, unless the model is in a folder, whose files may change.
-    Raises UsageError.
+    The whole model must run if it is compiled, or if `find_depth` gives no depth, as for models with fewer
+    than `least` blocks or of libraries other than transformers. Jobs that differ in the sizes of samples or
+    in the number of ranks (two or more) share their deep runs, unless the model is in a folder, whose files
+    may change. Raises UsageError.
     """
     if job.model.compile is not Compile.NONE:
         return None
@@ -179,10 +177,10 @@ _place_of = attrgetter("start", "end", "site", "func", "outputs", "stream")  # o
 
 
 def _fitted_arguments(shallow: RecordedRun, deep: RecordedRun, block: RepeatedBlock) -> dict[int, Any]:
-    """Return the fitted arguments and results of calls that depend on the model's depth.
+    """Return the arguments and results, fitted to the depth, of kernel calls that differ between the runs.
 
     The returned dict is keyed by the call's start in the deeper model. Raises NotRepeatedError if a call has
-    no events, or no counterpart in the deeper model.
+    no events, or no counterpart in the deeper model, and NotAffineError if arguments cannot be fitted.
     """
     if any(call.start == call.end for run in (shallow, deep) for call in run.calls):
         raise NotRepeatedError("a kernel call has no events")

@@ -55,7 +55,7 @@ KernelSignature = tuple[Any, Any, Any]
 
 
 def to_meta(value: Any) -> Any:
-    """Replace tensors in arguments or results by `TensorMeta`, and lists by tuples."""
+    """Return a call's arguments or result with tensors replaced by `TensorMeta`, and lists by tuples."""
     if isinstance(value, Tensor):
         return TensorMeta(tuple(value.shape), tuple(value.stride()), value.dtype, is_on_cpu(value))
     if isinstance(value, (list, tuple)):
@@ -64,10 +64,10 @@ def to_meta(value: Any) -> Any:
 
 
 def fit_arguments(values: Sequence[Any], batches: Sequence[int]) -> Any:
-    """Fit the arguments of one call in several runs to the batch size.
+    """Fit polynomials in the batch size to the numbers in a call's arguments that differ between runs.
 
-    Numbers that differ become polynomials in the batch size. `values` has the arguments of each run,
-    `batches` the batch size of each run. Raises NotAffineError if other values differ, or if no polynomial
+    Returns the arguments with these polynomials. `values` has the arguments of each run, `batches` the batch
+    size of each run. Raises NotAffineError if other values differ, or if no polynomial
     fits.
     """
     first = values[0]
@@ -89,7 +89,7 @@ def fit_arguments(values: Sequence[Any], batches: Sequence[int]) -> Any:
 
 
 def at_batch(value: Any, batch: int) -> Any:
-    """Evaluate fitted arguments at a batch size. The result has a `TensorMeta` for each tensor."""
+    """Return fitted arguments at a batch size, with a `TensorMeta` for each tensor."""
     if isinstance(value, Affine):
         return value.fixed + value.slope * batch
     if isinstance(value, Quadratic):
@@ -103,7 +103,7 @@ def at_batch(value: Any, batch: int) -> Any:
 
 
 def from_meta(value: Any) -> Any:
-    """Replace each `TensorMeta` in evaluated arguments by a meta tensor."""
+    """Return evaluated arguments with each `TensorMeta` replaced by an empty meta tensor."""
     if isinstance(value, TensorMeta):
         tensor = torch.empty_strided(value.sizes, value.strides, dtype=value.dtype, device="meta")
         return as_cpu_tensor(tensor) if value.on_cpu else tensor

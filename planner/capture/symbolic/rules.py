@@ -41,9 +41,9 @@ class SignatureRules:
     signatures: tuple[KernelSignature, ...]
 
     def variants(self, target: Target, min_batch: int, max_batch: int) -> Variants:
-        """Return an empty set of workspace variants.
+        """Return a `Variants` object for a target and a range of batch sizes, without variants as yet.
 
-        The set is for GPUs of one compute capability and a range of batch sizes.
+        It has the size of cuBLAS's workspace on GPUs of the target's compute capability.
         """
         config, torch = (
             self.job.environment.cublas_workspace_config,
@@ -105,7 +105,10 @@ class SignatureRules:
 
 
 def _symbolic(value: Any, env: ShapeEnv) -> Any:
-    """Replace polynomials and `TensorMeta` in arguments by symbolic integers and tensors."""
+    """Return arguments with polynomials and `TensorMeta` replaced by symbolic integers and tensors.
+
+    Raises UnsupportedSymTensorOpError for a tensor on the CPU.
+    """
     if isinstance(value, Affine):
         return SymInt(env, value.fixed + value.slope * env.batch, (value.fixed, value.slope))
     if isinstance(value, Quadratic):

@@ -186,7 +186,7 @@ class SizeFamily:
             known.append(doubtful)
 
     def _validate(self) -> None:
-        """Drop all formulas if they differ from a run at a size that was not fitted."""
+        """Run the model at a few sizes that are not captured, and drop all formulas if a run differs."""
         unseen = [size for size in self.sizes if size not in self.captured]
         for size in _spread(unseen, 2 * len(self.sizes[-1])):
             program = self._fitted(size)
@@ -197,7 +197,7 @@ class SizeFamily:
 
 
 def _order(size: Size) -> Size:
-    """Return how often two divides each dimension of a size, up to a limit."""
+    """Return, for each dimension of a size, how often two divides it, up to a limit."""
     highest = HIGHEST_ORDER if len(size) == 1 else HIGHEST_OF_TWO
     return tuple(min(highest, (one & -one).bit_length() - 1) for one in size)
 
@@ -213,7 +213,7 @@ def _spread(sizes: Sequence[Size], count: int) -> Iterable[Size]:
 
 
 def _can_be_fitted(program: Program) -> bool:
-    """Return whether formulas can be fitted to the numbers of a program."""
+    """Return whether a program has rules, no pinned memory, and a unit of one sample, as formulas need."""
     return isinstance(program.rules, SignatureRules) and not program.pinned and program.unit == 1
 
 

@@ -123,9 +123,9 @@ class _Solver(Struct, frozen=True):
 
 
 class FormulaFit:
-    """A fit of formulas to tuples of numbers at fixed sizes, with a cache of the simplest formulas.
+    """A finder of the simplest formulas for tuples of numbers at fixed sizes, with a cache of its results.
 
-    A formula has integer factors, gives every number, and has the fewest terms of all such formulas.
+    A simplest formula has integer factors, gives every number, and has the fewest terms of such formulas.
     """
 
     def __init__(self, sizes: Sequence[Size]) -> None:
@@ -170,9 +170,9 @@ class FormulaFit:
         return found
 
     def fit_values(self, values: Sequence[Any]) -> Any:
-        """Fit formulas in the size to a call's arguments at all sizes.
+        """Return a call's arguments with numbers that differ between sizes as formulas in the size.
 
-        Numbers that differ become formulas in the size. `values` has the arguments at each size. A number
+        `values` has the arguments at each size. A number
         that is affine in the batch size gets two formulas. Raises NotAffineError if a number has no formula,
         or if other values differ.
         """
@@ -203,7 +203,7 @@ class _Line(Struct, frozen=True):
 
 
 def values_at(value: Any, size: Size) -> Any:
-    """Evaluate the formulas in a call's arguments at a size."""
+    """Return a call's arguments with formulas replaced by their values at a size."""
     if isinstance(value, _Line):
         line = Affine(value.fixed.at(size), value.slope.at(size))
         return line if line.slope else line.fixed

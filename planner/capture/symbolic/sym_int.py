@@ -38,7 +38,7 @@ class ShapeEnv:
 
 
 def _arithmetic(letter: str, *, is_reflected: bool = False) -> Callable[["SymInt", Any], Any]:
-    """Return the method for an arithmetic operation. A reflected method exchanges its operands."""
+    """Return a method of `SymInt` for the operation named `letter`, with exchanged operands if reflected."""
 
     def method(self: "SymInt", other: Any) -> Any:
         if not isinstance(other, int | SymInt):
@@ -51,7 +51,10 @@ def _arithmetic(letter: str, *, is_reflected: bool = False) -> Callable[["SymInt
 def _comparison(
     letter: str, *, is_reflected: bool = False, is_negated: bool = False
 ) -> Callable[["SymInt", object], bool]:
-    """Return the method for a comparison. A symbolic integer is unequal to None and to strings."""
+    """Return a method of `SymInt` for the comparison named `letter`, which also records the result.
+
+    A symbolic integer is unequal to None and to strings.
+    """
 
     def method(self: "SymInt", other: object) -> bool:
         if not isinstance(other, int | SymInt):
@@ -100,7 +103,7 @@ class SymInt:
         return 0 - self
 
     def bit_length(self) -> Any:
-        """Return the number of bits that represent the value, as `int.bit_length`."""
+        """Return the integer's bit length, as `int.bit_length`, as a symbolic integer."""
         return _result(self.env, "n", self, self)
 
     def __bool__(self) -> bool:
@@ -149,9 +152,9 @@ def _result(env: ShapeEnv, letter: str, left: Any, right: Any) -> Any:
 
 
 def _holds(env: ShapeEnv, letter: str, left: Any, right: Any) -> bool:
-    """Return the result of a comparison, and record the result.
+    """Return the result of a comparison, and record it as a guard or as a smaller range of batch sizes.
 
-    The record is a guard, or a smaller range of batch sizes if both operands are affine.
+    The range is made smaller if both operands are affine.
     """
     a, b = as_sym_int(env, left), as_sym_int(env, right)
     holds = COMPARISONS[letter](a.value, b.value)
@@ -164,7 +167,7 @@ def _holds(env: ShapeEnv, letter: str, left: Any, right: Any) -> bool:
 
 
 def _line(letter: str, a: tuple[int, int] | None, b: tuple[int, int] | None) -> tuple[int, int] | None:
-    """Return (fixed, slope) of an operation's result, or None if it is not known to be affine."""
+    """Return (fixed, slope) of an operation's result, or None if the result is not known to be affine."""
     if a is None or b is None:
         return None
     if letter in "+-":
@@ -182,7 +185,7 @@ def _line(letter: str, a: tuple[int, int] | None, b: tuple[int, int] | None) -> 
 
 
 def _refine_range(env: ShapeEnv, comparison: str, difference: tuple[int, int], holds: bool) -> None:
-    """Narrow the range to batch sizes at which a comparison has the result `holds`.
+    """Narrow the range of `env` around its batch size to sizes at which a comparison has the result `holds`.
 
     The comparison is between `fixed + slope * batch` and 0.
     """

@@ -62,9 +62,9 @@ def _bisect_valid_range(divergence: Divergence, batch: int, other: int, unit: in
 
 
 def batch_with_peak(program: Program, most_bytes: int) -> int:
-    """Return the batch size at which growing allocations reach `most_bytes`.
+    """Return the smallest batch size at which the live bytes that grow with it exceed `most_bytes`.
 
-    Allocations that do not depend on the batch size are not counted. The result is at least `FIT_BATCHES[0] +
+    Bytes that do not depend on the batch size are not counted. The result is at least `FIT_BATCHES[0] +
     2` of the program's units.
     """
     growing = [

@@ -13,7 +13,7 @@ class BatchSizes(Struct, frozen=True):
     unit: int = 1
 
     def floor(self, batch: int) -> int:
-        """Return the largest accepted batch size up to `batch`, at least `least`."""
+        """Return the largest accepted batch size that is at most `batch`, or `least` if there is none."""
         return max(self.least, batch - batch % self.unit)
 
 

@@ -10,7 +10,10 @@ from planner.program.events import Alloc, Event, Free, PhaseStart, Trace
 def match_events(
     one: Trace, ones: Sequence[Event], other: Trace, others: Sequence[Event]
 ) -> Iterator[tuple[Event, Event, bool]]:
-    """Yield pairs of events, and whether they match. Sizes, block numbers and site numbers do not count."""
+    """Yield the events of two traces in pairs, each with whether the two match, until one trace ends.
+
+    Sizes, block numbers and site numbers do not count.
+    """
     blocks: dict[int, int] = {}
     for a, b in zip(ones, others, strict=False):
         if isinstance(a, Alloc) and isinstance(b, Alloc):

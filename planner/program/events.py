@@ -150,7 +150,7 @@ class Trace(Struct, frozen=True):
     facts: frozenset[Fact] = frozenset()
 
     def convolution_by_block(self) -> Mapping[int, Convolution]:
-        """Return the convolution of each block that is a convolution's workspace."""
+        """Return a map from each block that is a convolution's workspace to the convolution."""
         return self.convolutions or {row.block: row.convolution for row in self.conv_workspaces}
 
 

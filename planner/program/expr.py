@@ -119,7 +119,7 @@ def express_ops(
 
 
 def evaluate(variant: GuardedOps, batch: int, sm_count: int) -> OpenKernelOps | None:
-    """Return a variant's operations at a batch size and number of SMs, or None if it is not valid."""
+    """Return a variant's operations at a batch size and number of SMs, or None if it does not hold there."""
     if not variant.min_batch <= batch <= variant.max_batch:
         return None
     if not variant.ops and not variant.guards:
@@ -137,7 +137,7 @@ def evaluate(variant: GuardedOps, batch: int, sm_count: int) -> OpenKernelOps | 
 
 
 def first_matching(variants: Iterable[GuardedOps], batch: int, sm_count: int) -> OpenKernelOps | None:
-    """Return the operations of the first variant that is valid, or None if no variant is valid."""
+    """Return the operations of the first variant that holds there, or None if no variant holds."""
     results = (evaluate(variant, batch, sm_count) for variant in variants)
     return next((ops for ops in results if ops is not None), None)
 

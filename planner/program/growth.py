@@ -80,7 +80,7 @@ def _last_step(trace: Trace, growth: Growth) -> int | None:
 
 
 def growing_blocks(trace: Trace, growth: Growth) -> Mapping[Site, list[int]]:
-    """Return the blocks of each growing site that are live at the end. They are in order of allocation."""
+    """Return, for each growing site, its blocks that are live at the end, in order of allocation."""
     growing = {one.site for one in growth.sites}
     freed = {event.block for event in trace.events if isinstance(event, Free)}
     blocks: dict[Site, list[int]] = {}

@@ -49,12 +49,12 @@ class ProgramPiece(Struct, frozen=True):
     born: _Born
 
     def at(self, batch: int, workspaces: KernelWorkspaces) -> Piece:
-        """Return the piece at a batch size."""
+        """Return the piece at a batch size, with the given operations of kernels."""
         return _piece(self.index, self.program.instantiate(batch, workspaces), self.born)
 
 
 class _Segment(Struct, Generic[_Event], frozen=True):
-    """The events of one piece whose blocks are not yet matched to variables."""
+    """The events of one piece, before their blocks are matched to variables."""
 
     step: int
     start: int  # index of its first event
@@ -92,7 +92,7 @@ def cut_program(program: Program) -> list[list[ProgramPiece]]:
 def is_periodic(steps: Sequence[Sequence[Piece]]) -> bool:
     """Return whether the last two steps have equal requests, frees and phases.
 
-    At least two steps must follow the set-up.
+    False if fewer than two steps follow the set-up.
     """
     return len(steps) > 2 and [*map(_requests, steps[-1])] == [*map(_requests, steps[-2])]
 

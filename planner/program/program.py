@@ -107,7 +107,7 @@ class WorkspaceRules(Protocol):
 class Program:
     """The events and kernel calls of a job's first steps, for a range of batch sizes.
 
-    The range was validated.
+    `targets` has the range and the variants of workspaces for each compute capability.
     """
 
     events: tuple[ProgramEvent, ...]  # without the events of kernels' workspaces
@@ -128,7 +128,7 @@ class Program:
 
     @property
     def is_affine(self) -> bool:
-        """Return whether all sizes are affine in the number of samples."""
+        """Return whether the unit is one sample and all sizes are affine in the batch size."""
         return self.unit == 1 and not any(
             isinstance(event, AffineAlloc) and event.bytes_per_pair for event in self.events
         )
@@ -248,10 +248,7 @@ def has_convolutions(traced: Program | Trace) -> bool:
 def answer_convolutions(
     cublas_bytes: int, by_signature: Iterable[OpenKernelOps], target: Target
 ) -> KernelWorkspaces:
-    """Replace each convolution by the workspace allocations that `target` reports.
-
-    Returns the workspaces of all kernels.
-    """
+    """Return the operations of all kernels, with each convolution replaced by its workspaces on `target`."""
     has_convolutions = False
     answered: list[KernelOps] = []
     convolutions: list[tuple[tuple[OpKind, Convolution], ...]] = []
@@ -287,7 +284,10 @@ def _answer(op: tuple[OpKind, int | Convolution], target: Target) -> Iterator[tu
 
 
 def events_at(events: Sequence[ProgramEvent], batch: int) -> list[Event]:
-    """Return the events with the sizes at a batch size. The batch size is in the program's units."""
+    """Return a program's events as a trace's events, with their sizes at a batch size.
+
+    The batch size is in the program's units.
+    """
     return [
         Alloc(
             event.block,
@@ -304,10 +304,7 @@ def events_at(events: Sequence[ProgramEvent], batch: int) -> list[Event]:
 
 
 def _calls_by_order(ops: Sequence[KernelOps]) -> tuple[Sequence[KernelOps], Sequence[KernelOps]]:
-    """Return the operations of first calls and of later calls, each by signature.
-
-    Only first calls autotune.
-    """
+    """Return the operations of first calls, and of later calls, which do not autotune, each by signature."""
     if not any(kind is OpKind.AUTOTUNE for one in ops for kind, _ in one):
         return ops, ops
     return ops, [tuple(op for op in one if op[0] is not OpKind.AUTOTUNE) for one in ops]
@@ -382,7 +379,7 @@ def validate_program(program: Program, batches: Sequence[int]) -> None:
 
 
 def sample_batches(min_batch: int, max_batch: int) -> Iterator[int]:
-    """Yield the batch sizes at which rules are sampled.
+    """Yield the batch sizes from `min_batch` to `max_batch` at which rules are sampled.
 
     They are all sizes up to 16, then up to eight per doubling.
     """

@@ -29,10 +29,7 @@ class ProgramSet(Protocol):
         """
 
     def bound(self, target: Target) -> LowerBound | None:
-        """Return a function that computes a lower bound of the tensors' memory.
-
-        It maps a batch size to bytes. The result is None if no program gives a bound.
-        """
+        """Return a function from a batch size to the fewest bytes that tensors take, or None if unknown."""
 
     def batch_sizes(self, target: Target) -> BatchSizes:
         """Return the batch sizes that a search may try. Raises the errors of a capture."""
@@ -55,9 +52,9 @@ class ProgramBuilder(Protocol):
         """
 
     def enumerate_variants(self, program: Program, target: Target) -> None:
-        """Evaluate the workspace rules of a program at sample batch sizes.
+        """Add variants to a program by evaluating its workspace rules at sample batch sizes.
 
-        The program needs no torch later.
+        The program can then be used without torch.
         """
 
 

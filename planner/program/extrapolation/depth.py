@@ -66,7 +66,7 @@ class _State(Struct):
 
 
 class _Walk:
-    """A comparison of two traces that finds the events which the deeper trace inserts."""
+    """A comparison of two traces that finds the events that the deeper trace has in addition."""
 
     def __init__(self, shallow: Trace, deep: Trace, layer: re.Pattern[str], inserted: int) -> None:
         self.shallow, self.deep = shallow, deep
@@ -288,10 +288,11 @@ class _Order:
         return inserted
 
     def _is_reversed(self, position: int, origin: Insertion) -> bool:
-        """Return whether blocks near a position are mostly freed in reverse order of allocation.
+        """Return whether the copies of an insertion at a position come in reverse order.
 
-        Only blocks allocated in the phase of the insertion `origin` count, and the result is relative to the
-        order of `origin`.
+        The order is opposite to the order of `origin`, which allocates blocks that the insertion frees, if
+        blocks near the position are mostly freed in reverse order of allocation, else the same. Only blocks
+        allocated in the phase of `origin` count.
         """
         votes = 0
         for step in (-1, 1):

@@ -94,7 +94,10 @@ FitSize = Callable[[int, int, int, int], Affine]
 def fit_events(
     first: Trace, ones: Sequence[Event], second: Trace, others: Sequence[Event], fit: FitSize = affine_through
 ) -> list[ProgramEvent]:
-    """Fit affine sizes to the events of two traces, paired in order. Raises NotAffineError."""
+    """Return the events of two traces, paired in order, with sizes that are affine in the batch size.
+
+    Block and site numbers are those of the first trace. Raises NotAffineError.
+    """
     events: list[ProgramEvent] = []
     for index, (a, b, is_same) in enumerate(match_events(first, ones, second, others)):
         if not is_same:
@@ -112,7 +115,10 @@ def fit_events(
 
 
 def fit_quadratic_events(traces: Sequence[Trace], events: Sequence[Sequence[Event]]) -> list[ProgramEvent]:
-    """Fit quadratic sizes to the events of three traces at consecutive batch sizes. Raises NotAffineError."""
+    """Return the events of three traces at consecutive batch sizes, with sizes of degree two or less.
+
+    Block and site numbers are those of the first trace. Raises NotAffineError.
+    """
     batches = [trace.batch for trace in traces]
     fit_events(traces[1], events[1], traces[2], events[2], _any_size)  # the same apart from sizes
     fitted: list[ProgramEvent] = []
@@ -172,7 +178,7 @@ def _where(trace: Trace, event: Alloc) -> str:
 
 
 def fit_pinned(first: Trace, second: Trace) -> tuple[tuple[int, int], ...]:
-    """Fit the bytes of each pinned host block to two traces, as fixed bytes and bytes per sample.
+    """Return (fixed bytes, bytes per sample) of each pinned host block, fitted to two traces.
 
     Raises NotAffineError.
     """
@@ -263,7 +269,7 @@ def scaled_program(trace: Trace) -> Program:
 
 
 def fit_by_site(trace: Trace, other: Trace) -> Program:
-    """Estimate a program from two traces whose events differ.
+    """Estimate a program from two traces whose events differ, by pairing their blocks site by site.
 
     A loop over the samples makes such traces. The program has the events of `trace`. Blocks that both traces
     allocate at a site in a phase are paired in order, or in descending order of size if their counts differ,
@@ -349,7 +355,7 @@ def _groups(ours: Sequence[Slot], theirs: Sequence[Slot]) -> Iterator[tuple[int,
 def _fit_slots(
     ours: Sequence[Slot], theirs: Sequence[Slot], first: Trace, second: Trace, fit: FitSize
 ) -> list[list[ProgramEvent]] | None:
-    """Fit the sizes of the workspaces of two traces, or return None if no fit exists.
+    """Return the workspace events of each slot, fitted to two traces, or None if no fit exists.
 
     No fit exists if the slots differ in more than sizes or `fit` fails.
     """

@@ -76,10 +76,7 @@ class RepeatedBlock(Struct, frozen=True):
         return replace(self, trace=trace, deep=deep, insertions=insertions)
 
     def _indices_of_grown(self) -> Iterator[int]:
-        """Yield the indices of the allocations that grow with the number of blocks.
-
-        They are indices in the deeper trace.
-        """
+        """Yield the indices, in the deeper trace, of allocations that grow with the number of blocks."""
         for event, index in zip(self.trace.events, self.positions, strict=True):
             if isinstance(event, Alloc) and event.block in self.added_bytes:
                 yield index
@@ -132,10 +129,7 @@ def _with_size(event: Event, like: Event) -> Event:
 
 
 def shifted_site(site: Site, layer: re.Pattern[str], first: int, by: int = 1) -> Site:
-    """Return the site with its model block's number increased by `by`.
-
-    Numbers below `first` are unchanged.
-    """
+    """Return the site with its model block's number increased by `by` if the number is at least `first`."""
     found = layer.search(site.module)
     if found is None or int(found[1]) < first:
         return site

@@ -10,10 +10,7 @@ Comparison = tuple[str, Any]  # the name of a method of tuples, and its operand
 
 
 def _guarded(comparison: str) -> Any:
-    """Return a method that compares a capability and records the result as a guard.
-
-    `comparison` names the method of tuples that compares.
-    """
+    """Return a method that calls the method `comparison` of tuples and records its result as a guard."""
 
     def method(self: "GuardedCapability", operand: Any) -> Any:
         answer = self.guards[comparison, operand] = getattr(tuple, comparison)(self, operand)

@@ -35,7 +35,7 @@ class SidesMetError(PlannerError):
 
 
 def with_batch_on_gpu(run: Callable[[bool], Trace]) -> Trace:
-    """Return the trace of a step, run again with its batches on the GPU if the step does not move them.
+    """Trace a step, and trace it again with its batches on the GPU if the step does not move them.
 
     The argument of `run` is whether batches are loaded to the GPU. Raises ModelError, which explains the
     first run's failure, if tensors of the CPU and the GPU meet in both runs.
@@ -123,7 +123,7 @@ def _move_states(optimizer: optim.Optimizer, counts_on_gpu: bool) -> None:
 
 
 def _leave_on_cpu(model: StepModule, job: Job, recorder: Recorder, *, moves_batch: bool) -> None:
-    """Mark the parameters and buffers that user code leaves on the CPU as CPU tensors.
+    """Mark as CPU tensors the parameters and buffers that user code leaves on the CPU.
 
     The tensors of modules that user code moved to the CPU are marked. If user code moves its batch and some
     of the step's tensors to the GPU, all other tensors are marked too, except tensors loaded from a file and

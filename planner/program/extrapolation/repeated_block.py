@@ -92,7 +92,7 @@ class RepeatedBlock(Struct, frozen=True):
         return origins
 
     def site(self, site: Site, origin: Origin, blocks: int) -> Site:
-        """Convert a site of the deeper trace to the site in `with_more(blocks)`."""
+        """Return the site in `with_more(blocks)` of an event whose origin has `site` in the deeper trace."""
         if origin.block is None:
             return shifted_site(site, self.layer, self.inserted + 1, blocks - 1)
         return shifted_site(site, self.layer, 0, origin.block)

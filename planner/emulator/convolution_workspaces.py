@@ -41,7 +41,7 @@ def open_convolutions(job: Job, cache_folder: Path | None = None) -> ConvWorkspa
 
 
 def default_source(job: Job) -> str:
-    """Return the value of `Environment.cudnn` that a job without a value gets on this machine."""
+    """Return PUBLISHED before torch 2.8, INSTALLED if a whole cuDNN is installed, or else STORED."""
     if _is_published(job):
         return PUBLISHED
     return STORED if _installed(None) is None else INSTALLED

@@ -123,7 +123,7 @@ def _phase_marks(history: ProcessHistory) -> Iterator[tuple[int, PhaseStart]]:
 
 
 def _with_end(events: Sequence[Event]) -> tuple[Event, ...]:
-    """Replace the last phase by END if it is INPUTS and allocates nothing."""
+    """Return the events with the last phase replaced by END if it is INPUTS and allocates nothing."""
     backwards = reversed(list(enumerate(events)))
     at, mark = next((index, event) for index, event in backwards if isinstance(event, PhaseStart))
     follows = any(isinstance(event, Alloc) for event in events[at:])

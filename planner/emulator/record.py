@@ -122,7 +122,7 @@ class EmulatedRun(Struct, frozen=True):
 
     @property
     def shared_gpus(self) -> tuple[SharedGpu, ...]:
-        """Return the GPUs on which several processes had memory."""
+        """Return the GPUs that have the records of several processes."""
         shared = []
         for index, peak_bytes in enumerate(self.gpu_peaks):
             ranks = [record.rank for record in self.records if record.gpu_index == index]
@@ -159,9 +159,9 @@ class EmulatedRun(Struct, frozen=True):
 
     @property
     def crash(self) -> str:
-        """Return how the command crashed after its scripts, or "" if it did not crash.
+        """Return the signal or exit code of a crash after the command's scripts had ended, or "" without one.
 
-        The result names a signal or an exit code. Threads that outlive the script may abort a process while
+        Threads that outlive the script may abort a process while
         its interpreter is finalized. Launchers of several ranks report the signal of one rank as exit code 1.
         """
         if not self.records or not all(record.is_whole for record in self.records):
@@ -171,7 +171,7 @@ class EmulatedRun(Struct, frozen=True):
 
     @property
     def outcome(self) -> Outcome:
-        """Return whether the command fits the GPU. The outcome also tells whether the allocator retried."""
+        """Return whether the command fits the GPU and, if it fits, whether the allocator retried."""
         if self.failure is not None:
             return Outcome.DOES_NOT_FIT
         return Outcome.FITS_WITH_RETRIES if any(record.retries for record in self.records) else Outcome.FITS

@@ -43,10 +43,10 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return the spec of a module in `_FIRST` or `_ATTACHED`, or None for other modules.
+        """Load the stand-in libraries before the first import of a module in `_FIRST`, and return its spec.
 
-        Before the first import of a module in `_FIRST`, the stand-in libraries are loaded; the result is None
-        if torch is not installed. The spec's loader patches a module in `_ATTACHED` after running it.
+        A spec is also returned for a module in `_ATTACHED`. Its loader patches the module after running it.
+        The result is None for other modules, and if torch is not installed.
         """
         attach = _ATTACHED.get(name)
         if self._busy or (name not in _FIRST and attach is None):

@@ -20,7 +20,7 @@ _ALL = -1  # the receiver of a message to all ranks
 
 
 def attach(torch: Any) -> None:
-    """Patch torch.distributed to exchange Python objects through the store.
+    """Patch torch.distributed so that ranks exchange Python objects through the group's store.
 
     The original functions are still called, since they allocate tensors.
     """
@@ -67,9 +67,9 @@ class _Call:
         self.own = int(c10d.get_rank(group))
 
     def rank(self, name: str) -> int:
-        """Return the rank within the group of the call's argument "src" or "dst".
+        """Return the rank in the group that the call's argument `name`, "src" or "dst", stands for.
 
-        `name` is the argument's name. The rank is the argument `group_<name>`, or the group rank of the
+        The rank is the argument `group_<name>`, or the group rank of the
         global rank in the argument `name`. The global rank is 0 if neither is given.
         """
         of_all, of_group = self.given.get(name), self.given.get(f"group_{name}")

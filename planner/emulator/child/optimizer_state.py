@@ -19,9 +19,10 @@ _ANY_NUMBER = 2**32 - 1  # number of reads that stands for no limit
 
 
 def keep_numbers_readable(torch: Any, core: Any) -> None:
-    """Let optimizers and `torch.save` read the numbers of a state that were copied to the GPU.
+    """Let steps of optimizers and `torch.save` read tensors of one element that were copied to the GPU.
 
-    The reads are allowed only during a step or a call of `torch.save`.
+    The tensors are of the optimizer's state or of the saved object, and have at most 4 bytes. The reads are
+    allowed only during a step or a call of `torch.save`.
     """
 
     def allow(held: Any, reads: int) -> None:

@@ -35,7 +35,7 @@ _YIELD_SECONDS = 0.05  # for threads that wait for the interpreter's lock
 
 
 def attach(torch: Any, core: Any) -> None:
-    """Keep optimizer state readable, and start recording.
+    """Pass torch's architectures to the stand-ins, keep optimizer state readable, and start recording.
 
     Nothing is recorded if PLANNER_EMULATED_RECORDS names no folder.
     """
@@ -108,7 +108,7 @@ class PeakCounter:
         self._reset(device)
 
     def _largest(self, device: int, stats: dict[str, Any]) -> tuple[int, int]:
-        """Return the peak allocated and reserved bytes, including peaks that the script has reset."""
+        """Return the peak allocated and reserved bytes since the last `take`, despite the script's resets."""
         allocated, reserved = self._since.get(device, (0, 0))
         return max(allocated, _peak(stats, "allocated_bytes")), max(reserved, _peak(stats, "reserved_bytes"))
 
@@ -366,7 +366,7 @@ class RunRecorder:
             print(f"planner: {self._path}: the record cannot be written: {error.strerror}", file=sys.stderr)
 
     def _record(self, device: int, after: dict[str, int] | None) -> dict[str, Any]:
-        """Return the fields of a `GpuRecord`."""
+        """Return the fields of the `GpuRecord` of a GPU, with its peaks after the last step in `after`."""
         assert self._peaks is not None
         torch, failure = self._torch, self._failure
         cudnn = torch.backends.cudnn.version()

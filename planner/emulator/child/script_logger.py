@@ -38,10 +38,7 @@ class ScriptLogger:
         self._tables: dict[tuple[tuple[int, str, str], ...], int] = {}
 
     def _attach(self) -> list[str]:
-        """Register hooks, and return the parts of training that are not recorded.
-
-        This torch cannot record these parts.
-        """
+        """Register hooks, and return the parts of training that cannot be recorded with this torch."""
         missing = []
         # torch.compile warns that hooks also run for its wrapper of a compiled module
         warnings.filterwarnings("ignore", r"Using `torch.compile\(module\)` when there are global hooks")
@@ -105,10 +102,7 @@ class ScriptLogger:
         self._mark("optimizer")
 
     def end_step(self, optimizer: Any) -> None:
-        """Record the end of an optimizer step, and the tensors held at that time.
-
-        Models and the optimizer hold the tensors.
-        """
+        """Record the end of an optimizer step, and the tensors that models and the optimizer hold then."""
         self._in_step = False
         self._hold([*self._modules.holders(), *self._modules.holders_of(optimizer)])
         self._mark("inputs")
@@ -218,20 +212,14 @@ class ModuleNames:
 
 
 def _compiled() -> Iterator[str]:
-    """Yield a note on unrecorded modules if torch.compile compiled code.
-
-    Modules inside of compiled code are not recorded.
-    """
+    """Yield the name of an unrecorded part, the modules in compiled code, if torch.compile compiled code."""
     utils = sys.modules.get("torch._dynamo.utils")
     if utils is not None and utils.counters["stats"]["unique_graphs"]:
         yield "modules inside of compiled code"
 
 
 def _inputs(torch: Any, args: Any) -> Iterator[tuple[int, str, str]]:
-    """Yield (address, category, module) for tensors in a module's arguments.
-
-    Tensors that require a gradient are omitted.
-    """
+    """Yield (address, category, "") for the GPU tensors in a call's arguments that need no gradient."""
     for tensor in tensors_in(torch, args):
         if tensor.grad_fn is None and not tensor.requires_grad:
             yield from _held_by(tensor, _INPUTS, "")

@@ -20,7 +20,7 @@ class Steps:
         self.merged_from: int | None = None  # first step of the last row, if its steps have different peaks
 
     def add(self, step: int, peaks: _Peaks) -> None:
-        """Add a row for a step. The step joins the last row if peaks are equal or the rows are full."""
+        """Add a row for a step, or extend the last row if its peaks are equal or the rows are full."""
         last = self.rows[-1] if self.rows else None
         if last is None or (last["peaks"] != peaks and len(self.rows) < MOST_ROWS):
             self.rows.append({"first": step, "last": step, "peaks": peaks})

@@ -19,9 +19,10 @@ _KEEPING = ("all", "any", "logical_and", "__and__", "cpu", "to", "detach")  # tr
 
 
 def attach(torch: Any) -> None:
-    """Patch torch so that checks of GPU tensors read as true.
+    """Patch torch so that checks of GPU tensors, such as `torch.isfinite`, read as true.
 
-    A GPU tensor used as a condition is also true if the code raises at once when the condition is false.
+    `GradScaler.get_scale` gives the initial scale in place of 0. A GPU tensor used as a condition
+    is also true if the code raises at once when the condition is false.
     """
     holders = torch, torch.Tensor
     read = torch.Tensor.__bool__

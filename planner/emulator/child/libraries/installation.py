@@ -92,7 +92,7 @@ def find_installation(torch: Path) -> Installation:
 
 
 def _check_cudnn(torch_version: str, header: Path) -> None:
-    """Raise EmulatorError if cuDNN is too old.
+    """Raise EmulatorError if cuDNN is older than `FIRST_CUDNN`, or its version is not found.
 
     An old cuDNN does not answer for a GPU that is only described.
     """
@@ -124,7 +124,7 @@ def _version(torch: Path) -> str:
 
 
 def _sonames(library: Path) -> dict[str, str]:
-    """Return the names of the NVIDIA libraries to which torch links, keyed by prefix."""
+    """Return the file names of the libraries in `REPLACED` to which torch links, keyed by prefix."""
     askers = [
         library,
         library.with_name("libc10_cuda.so"),

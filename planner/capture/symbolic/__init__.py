@@ -1,4 +1,1 @@
-"""Build programs that hold for a range of batch sizes.
-
-A few runs and symbolic workspace rules suffice.
-"""
+"""Build programs that hold for a range of batch sizes, from a few runs and symbolic workspace rules."""

@@ -57,10 +57,7 @@ _LEAST_MOST_BLOCKS = 10_000  # and at least this many blocks
 
 @dataclass(slots=True)
 class _Path:
-    """A code path of a job, with guards on the compute capability and a program.
-
-    The program holds if all guards hold.
-    """
+    """A code path of a job: guards on the compute capability, and a program that holds if all guards hold."""
 
     guards: GuardedCapability
     program: Program | None  # None if the runs did not fit (`reason`) or the model refused them (`refusal`)

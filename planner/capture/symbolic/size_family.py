@@ -52,10 +52,7 @@ class _Family(Struct, frozen=True):
 
 @dataclass(slots=True)
 class SizeFamily:
-    """The programs of a job at all needed sizes of its samples.
-
-    The programs are for GPUs of one compute capability.
-    """
+    """The programs of a job at all needed sizes of its samples, for GPUs of one compute capability."""
 
     open_builder: Callable[[Size], ProgramBuilder]
     sizes: tuple[Size, ...]  # needed sizes, ascending; if in several ranges, a selection with the largest
@@ -159,7 +156,7 @@ class SizeFamily:
         return _program_at(family, size, self.builder(size).job, self.target)
 
     def _fit(self, alike: Sequence[Size]) -> _Family | None:
-        """Return formulas fitted to programs of equal structure, or None if no formula fits.
+        """Fit formulas to programs of equal structure, capturing further sizes, or return None if none fits.
 
         `alike` are the sizes of the programs. Further sizes are captured until equally simple formulas agree
         at all remaining sizes, or `MOST_POINTS` sizes for each dimension of the size are captured. None is

@@ -88,7 +88,7 @@ class SymTensor:
 
 
 def trace_rule(rule: Rule, args: Any, out: Any, target: Target, env: ShapeEnv) -> GuardedOps:
-    """Return the operations of a workspace rule as expressions with guards.
+    """Run a workspace rule on symbolic arguments, and return its operations as expressions with guards.
 
     The expressions hold if all guards hold. The operator's arguments and result consist of symbolic integers
     of `env`. Raises UnsupportedSymTensorOpError if symbolic tensors cannot follow the rule.

@@ -36,9 +36,9 @@ def find_valid_range(
     least: int = FIT_BATCHES[0],
     tried_bytes: tuple[int, ...] = VALIDATION_BYTES,
 ) -> int:
-    """Return the largest tried batch size at which a run agrees with the program.
+    """Return the largest tried batch size at which a run agrees with the program, or 0 if none agrees.
 
-    Returns 0 if no run agrees. `least` is the program's smallest batch size. If a run disagrees and the next
+    `least` is the program's smallest batch size. If a run disagrees and the next
     smaller run agrees, the end of the valid range is bisected between them.
     """
     other = 0  # a batch size at which a run disagrees

@@ -22,9 +22,9 @@ def _track_modules(loop: CapturedLoop) -> Iterator[Callable[[], Notes]]:
 
 @contextmanager
 def _compile(loop: CapturedLoop) -> Iterator[Callable[[], Notes]]:
-    """Make torch.compile work on meta tensors inside the context.
+    """Make torch.compile work on meta tensors inside the context, and yield a function that returns notes.
 
-    Yields a function that returns notes. Modules are not tracked, since compiled code calls no modules.
+    Modules are not tracked, since compiled code calls no modules.
     """
 
     @contextmanager

@@ -129,10 +129,7 @@ def _refusing(what: str) -> Callable[..., None]:
 
 
 def _on_gpu(plain: Callable[..., None]) -> Callable[..., None]:
-    """Return a wrapper of `FSDPParam.__init__` that refuses shards on the CPU.
-
-    It raises UsageError for a CPUOffloadPolicy.
-    """
+    """Return a wrapper of `FSDPParam.__init__` that raises UsageError for a CPUOffloadPolicy."""
 
     @functools.wraps(plain)
     def make(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -96,10 +96,7 @@ def _own_plans() -> Iterator[None]:
 
 
 def _replacements(handle: DeviceHandle) -> Iterator[Replacement]:
-    """Yield replacements for functions of torch that do not work with meta tensors.
-
-    Some of them fail, others are recorded wrongly.
-    """
+    """Yield replacements for functions of torch that fail with meta tensors or are recorded wrongly."""
     from torch.distributed import _meta_registrations, device_mesh
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
     from torch.utils._python_dispatch import _disable_current_modes

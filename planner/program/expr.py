@@ -48,7 +48,7 @@ COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
 
 
 class Guard(Struct, frozen=True):
-    """A comparison that must hold for the expressions to be valid. It has two nodes and the result."""
+    """A comparison of two nodes, and the result that it must have for the expressions to be valid."""
 
     comparison: str
     left: int

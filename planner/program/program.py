@@ -134,9 +134,9 @@ class Program:
         )
 
     def batch_sizes(self, target: Target, least: int) -> BatchSizes:
-        """Return the batch sizes that a search may try.
+        """Return the batch sizes that a search may try: multiples of the unit, or all batch sizes.
 
-        They are multiples of the unit, or all batch sizes. The multiples start at the smallest valid batch
+        The multiples start at the smallest valid batch
         size. All batch sizes are allowed if the program is constant, or if its range begins at `least` or
         below; other batch sizes are then captured separately.
         """
@@ -311,10 +311,7 @@ def _calls_by_order(ops: Sequence[KernelOps]) -> tuple[Sequence[KernelOps], Sequ
 
 
 def constant_program(trace: Trace, target: Target) -> Program:
-    """Convert a trace to a program for its batch size only.
-
-    It holds on GPUs of the target's compute capability.
-    """
+    """Convert a trace to a program for its batch size only, on GPUs of the target's compute capability."""
     return Program(
         constant_events(trace.events),
         trace.sites,
@@ -338,10 +335,7 @@ def constant_events(events: Sequence[Event]) -> tuple[ProgramEvent, ...]:
 
 
 def constant_alloc(event: Alloc, block: int, site: int) -> AffineAlloc:
-    """Convert an allocation to an `AffineAlloc` of constant size.
-
-    The result has the numbers `block` and `site`.
-    """
+    """Convert an allocation to an `AffineAlloc` of constant size, with the numbers `block` and `site`."""
     return AffineAlloc(block, event.size_bytes, 0, event.category, site, event.may_fail, event.stream)
 
 

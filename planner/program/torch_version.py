@@ -41,9 +41,7 @@ def parse_torch_option(text: str) -> str:
 
 
 def torch_version_of(text: str) -> TorchVersion:
-    """Return the pair (major, minor) of a version such as "2.6.0+cu124".
-
-    Any other text gives the newest known version.
+    """Return (major, minor) of a version such as "2.6.0+cu124", or the newest known version for other text.
 
     >>> torch_version_of("2.6.0+cu124"), torch_version_of("")
     ((2, 6), (2, 13))

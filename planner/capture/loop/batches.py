@@ -62,7 +62,7 @@ def empty_batch(job: Job, batch: int, device: str, known: Mapping[str, Any] = Ma
 
 
 def detection_batch(model: nn.Module, job: Job, batch: int) -> Batch:
-    """Return a list of images for a detector, and, except in the mode `infer`, a list of targets.
+    """Return a detector's arguments: a list of images and, except in the mode `infer`, a list of targets.
 
     The images have the shape of the job's first input. Each tensor
     is a separate allocation on the meta device. Boxes have varying sizes and positions; masks and keypoints

@@ -39,7 +39,7 @@ class OptimizerList:
 
     @property
     def state(self) -> Mapping[Any, Any]:
-        """Return the merged states of all members."""
+        """Return the states of all members, merged into one dict."""
         return dict(chain.from_iterable(member.state.items() for member in self.members))
 
     def step(self) -> None:
@@ -143,7 +143,10 @@ def load_optimizer(name: str) -> Callable[..., Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence warnings and logs of libraries inside the context. Some libraries warn about a missing GPU."""
+    """Silence warnings, and logs below the level ERROR, inside the context.
+
+    Some libraries warn about a missing GPU.
+    """
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

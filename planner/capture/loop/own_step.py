@@ -28,9 +28,9 @@ from planner.program import Phase
 def run_own_steps(
     model: StepModule, job: Job, load_batch: BatchLoader, on_phase: PhaseHook
 ) -> tuple[str, ...]:
-    """Call the user's step `job.loop.steps` times.
+    """Call the user's step on `job.loop.steps` batches, and return notes on the optimizer steps that ran.
 
-    Returns notes on the optimizer steps that ran. The last result is still alive in the phase `END`.
+    The last result is still alive in the phase `END`.
     """
     result = None  # like a variable of a script, which keeps a loss alive
     phases = _Phases(on_phase, model.optimizers)
@@ -63,9 +63,9 @@ def run_trainer(model: TrainerModule, job: Job, batch: int, on_phase: PhaseHook)
 
 
 class _Phases:
-    """A tracker of the phase of a user's step.
+    """A tracker that calls `on_phase` at each change of phase in a user's steps.
 
-    It calls `on_phase` at each change of phase. Code outside backward passes and optimizer steps is in the
+    Code outside backward passes and optimizer steps is in the
     phase `FORWARD`.
     """
 

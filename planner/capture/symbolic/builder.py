@@ -85,8 +85,8 @@ class ProgramBuilder:
 
         The first program holds for a range of batch sizes. A large job also gets the program of batch size 1,
         which it may need on a small GPU. The result is () if no program fits the runs, if further runs
-        contradict the program, or if the job is compiled. Raises the errors of a
-        capture, except at batch size 1, which a model may refuse, as batch norm does for single values.
+        contradict the program, or if the job is compiled. Raises the errors of a capture, except at batch
+        size 1, which a model may refuse, as batch norm does for single values.
         """
         if self.job.model.compile is not Compile.NONE:
             return ()  # inductor decides by sizes and by the number of multiprocessors
@@ -119,9 +119,9 @@ class ProgramBuilder:
     def run(self, batch: int, target: Target) -> Program:
         """Return a program that holds at one batch size, from an earlier run or a new run of the model.
 
-        Raises the errors of a capture. A run serves all GPUs for
-        which its guards hold, if its kernels can be separated from the rest. If a run beyond the range of the
-        job's program agrees with the program, the range is widened and the program is returned.
+        Raises the errors of a capture. A run serves all GPUs for which its guards hold, if its kernels can be
+        separated from the rest. If a run beyond the range of the job's program agrees with the program, the
+        range is widened and the program is returned.
         """
         for guards, program in self._runs.get(batch, []):
             if program.rules is not None and guards.guards_hold(target.capability):
@@ -272,8 +272,8 @@ class ProgramBuilder:
     def divergence(self, program: Program, batch: int, target: Target) -> str:
         """Return a description of the first difference between a program and a new run, or "" if they agree.
 
-        Raises BatchTooLargeError for a run that allocates many times the blocks
-        of the program, as a step does that works through its batch in a loop.
+        Raises BatchTooLargeError for a run that allocates many times the blocks of the program, as a step
+        does that works through its batch in a loop.
         """
         target = _without_answers(target)
         self._memory.most_blocks = max(_LEAST_MOST_BLOCKS, _MOST_GROWTH * len(program.events))

@@ -67,8 +67,7 @@ def fit_arguments(values: Sequence[Any], batches: Sequence[int]) -> Any:
     """Fit polynomials in the batch size to the numbers in a call's arguments that differ between runs.
 
     Returns the arguments with these polynomials. `values` has the arguments of each run, `batches` the batch
-    size of each run. Raises NotAffineError if other values differ, or if no polynomial
-    fits.
+    size of each run. Raises NotAffineError if other values differ, or if no polynomial fits.
     """
     first = values[0]
     if all(isinstance(value, TensorMeta) for value in values):

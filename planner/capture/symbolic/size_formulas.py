@@ -172,9 +172,8 @@ class FormulaFit:
     def fit_values(self, values: Sequence[Any]) -> Any:
         """Return a call's arguments with numbers that differ between sizes as formulas in the size.
 
-        `values` has the arguments at each size. A number
-        that is affine in the batch size gets two formulas. Raises NotAffineError if a number has no formula,
-        or if other values differ.
+        `values` has the arguments at each size. A number that is affine in the batch size gets two formulas.
+        Raises NotAffineError if a number has no formula, or if other values differ.
         """
         first = values[0]
         if all(type(value) is type(first) and value == first for value in values):

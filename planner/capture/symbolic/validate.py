@@ -38,8 +38,8 @@ def find_valid_range(
 ) -> int:
     """Return the largest tried batch size at which a run agrees with the program, or 0 if none agrees.
 
-    `least` is the program's smallest batch size. If a run disagrees and the next
-    smaller run agrees, the end of the valid range is bisected between them.
+    `least` is the program's smallest batch size. If a run disagrees and the next smaller run agrees, the end
+    of the valid range is bisected between them.
     """
     other = 0  # a batch size at which a run disagrees
     for most_bytes in tried_bytes:
@@ -64,8 +64,8 @@ def _bisect_valid_range(divergence: Divergence, batch: int, other: int, unit: in
 def batch_with_peak(program: Program, most_bytes: int) -> int:
     """Return the smallest batch size at which the live bytes that grow with it exceed `most_bytes`.
 
-    Bytes that do not depend on the batch size are not counted. The result is at least `FIT_BATCHES[0] +
-    2` of the program's units.
+    Bytes that do not depend on the batch size are not counted. The result is at least `FIT_BATCHES[0] + 2` of
+    the program's units.
     """
     growing = [
         replace(event, fixed_bytes=0) if isinstance(event, AffineAlloc) else event for event in program.events

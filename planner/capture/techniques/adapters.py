@@ -47,9 +47,8 @@ _OWN = ("autocast_adapter_dtype",)  # keywords of `get_peft_model`, not of the c
 def attach_adapters(model: nn.Module, job: Job, run: Run = construct_on_meta) -> nn.Module:
     """Return the model with adapters of the job's peft method, or the model itself without a method.
 
-    `run` is called with the function that makes the
-    adapters. Raises UsageError for a method or value that peft does not know, ModelError if peft refuses the
-    model.
+    `run` is called with the function that makes the adapters. Raises UsageError for a method or value that
+    peft does not know, ModelError if peft refuses the model.
     """
     if not job.model.peft:
         return model

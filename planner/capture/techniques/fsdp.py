@@ -27,8 +27,7 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 def shard_blocks(model: nn.Module, job: Job, mesh: Any, recorder: Recorder) -> str:
     """Shard a model's repeated blocks, then its remaining parameters, in place, and return a note.
 
-    With `by=accelerate`, accelerate shards the model. Raises UsageError if
-    `fully_shard` refuses.
+    With `by=accelerate`, accelerate shards the model. Raises UsageError if `fully_shard` refuses.
     """
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 

@@ -94,8 +94,8 @@ def _replacements() -> Iterator[Replacement]:
 def _address(plain: Callable[[Tensor], int]) -> Callable[[Tensor], int]:
     """Return a wrapper of `Tensor.data_ptr` that gives accelerate a distinct address for each meta storage.
 
-    Other callers get torch's answer. accelerate identifies an optimizer's parameters by
-    address while it shards them (accelerate/accelerator.py).
+    Other callers get torch's answer. accelerate identifies an optimizer's parameters by address while it
+    shards them (accelerate/accelerator.py).
     """
 
     @functools.wraps(plain)

@@ -26,8 +26,7 @@ _PATCHED = ("transformers.models.", "transformers.loss.")
 def _liger_kernels(model: nn.Module, job: Job) -> Iterator[None]:
     """Apply Liger's kernels to the model, and restore the patched functions of transformers on exit.
 
-    Raises ModelError if Liger has no kernels for
-    the model, or if Liger fails.
+    Raises ModelError if Liger has no kernels for the model, or if Liger fails.
     """
     with quiet():
         patches = import_library("liger_kernel.transformers.monkey_patch", extra="liger")

@@ -38,8 +38,8 @@ def _open_model(model: nn.Module, job: Job, recorder: Recorder) -> Iterator[Note
 def _shard_model(model: nn.Module, job: Job, recorder: Recorder) -> tuple[str, ...]:
     """Split a model's weights and shard its blocks as the job specifies, and return notes.
 
-    If accelerate shards the model, it moves the model from the CPU, which `recorder` records.
-    If all ranks hold equal parts, `Fact.EQUAL_PARTS` is added to the recorder's facts.
+    If accelerate shards the model, it moves the model from the CPU, which `recorder` records. If all ranks
+    hold equal parts, `Fact.EQUAL_PARTS` is added to the recorder's facts.
 
     Raises UsageError for a model without a tensor-parallel plan, or that cannot be split or sharded.
     """

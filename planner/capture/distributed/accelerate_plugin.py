@@ -28,8 +28,8 @@ def shard_by_accelerate(
 ) -> str:
     """Shard a model in place as accelerate's plugin does, and return a note on the sharded classes.
 
-    `arguments` are the plugin's options, and `options` are keywords of
-    `fully_shard`. Raises UsageError if accelerate is not installed, or refuses the options or the model.
+    `arguments` are the plugin's options, and `options` are keywords of `fully_shard`. Raises UsageError if
+    accelerate is not installed, or refuses the options or the model.
     """
     try:
         library = importlib.import_module("accelerate.utils")

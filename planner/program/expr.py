@@ -137,7 +137,7 @@ def evaluate(variant: GuardedOps, batch: int, sm_count: int) -> OpenKernelOps | 
 
 
 def first_matching(variants: Iterable[GuardedOps], batch: int, sm_count: int) -> OpenKernelOps | None:
-    """Return the operations of the first variant that holds there, or None if no variant holds."""
+    """Return the operations of the first variant that holds at a batch size and number of SMs, else None."""
     results = (evaluate(variant, batch, sm_count) for variant in variants)
     return next((ops for ops in results if ops is not None), None)
 

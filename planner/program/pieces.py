@@ -49,7 +49,7 @@ class ProgramPiece(Struct, frozen=True):
     born: _Born
 
     def at(self, batch: int, workspaces: KernelWorkspaces) -> Piece:
-        """Return the piece at a batch size, with the given operations of kernels."""
+        """Return the piece at a batch size, with the given workspaces of kernels."""
         return _piece(self.index, self.program.instantiate(batch, workspaces), self.born)
 
 

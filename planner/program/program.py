@@ -136,9 +136,8 @@ class Program:
     def batch_sizes(self, target: Target, least: int) -> BatchSizes:
         """Return the batch sizes that a search may try: multiples of the unit, or all batch sizes.
 
-        The multiples start at the smallest valid batch
-        size. All batch sizes are allowed if the program is constant, or if its range begins at `least` or
-        below; other batch sizes are then captured separately.
+        The multiples start at the smallest valid batch size. All batch sizes are allowed if the program is
+        constant, or if its range begins at `least` or below; other batch sizes are then captured separately.
         """
         known = self.targets[target.capability]
         if self.is_constant(target) or known.min_batch <= least:

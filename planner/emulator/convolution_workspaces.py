@@ -109,10 +109,7 @@ class CudnnWorkspaces:
 
     @property
     def name(self) -> str:
-        """Return the library's version, with notes on cuBLASLt and `benchmark`.
-
-        A note says that cuBLASLt is missing, or that `benchmark` is set.
-        """
+        """Return the library's version, and whether cuBLASLt is missing and `benchmark` is set, as text."""
         lacks = " without cuBLASLt" if self.library.lacks else ""
         return f"cuDNN {self.library.version}{lacks}{' benchmark' if self.benchmark else ''}"
 

@@ -188,10 +188,7 @@ def _end(process: "subprocess.Popen[bytes]", mark: str) -> frozenset[int]:
 
 
 def _reporter(folder: Path, seconds: float, on_progress: OnProgress) -> Callable[[], None]:
-    """Return a function that reports the largest process's step and peaks.
-
-    The function reports at most once in `seconds`.
-    """
+    """Return a function that reports the largest process's step and peaks, at most once in `seconds`."""
     last = perf_counter()
 
     def report() -> None:

@@ -122,7 +122,7 @@ class EmulatedRun(Struct, frozen=True):
 
     @property
     def shared_gpus(self) -> tuple[SharedGpu, ...]:
-        """Return the GPUs that have the records of several processes."""
+        """Return the GPUs on which several processes of the command have a record."""
         shared = []
         for index, peak_bytes in enumerate(self.gpu_peaks):
             ranks = [record.rank for record in self.records if record.gpu_index == index]
@@ -161,8 +161,8 @@ class EmulatedRun(Struct, frozen=True):
     def crash(self) -> str:
         """Return the signal or exit code of a crash after the command's scripts had ended, or "" without one.
 
-        Threads that outlive the script may abort a process while
-        its interpreter is finalized. Launchers of several ranks report the signal of one rank as exit code 1.
+        Threads that outlive the script may abort a process while its interpreter is finalized. Launchers of
+        several ranks report the signal of one rank as exit code 1.
         """
         if not self.records or not all(record.is_whole for record in self.records):
             return ""
@@ -178,9 +178,9 @@ class EmulatedRun(Struct, frozen=True):
 
 
 def read_gpu_peaks(folder: Path, gpu_count: int) -> tuple[int, ...]:
-    """Return the peak memory of all processes together on each GPU, in bytes.
+    """Return the peak bytes of all processes together on each GPU, or () if no process took memory.
 
-    Returns () if no process took memory. csrc/shared_memory.c writes the file `gpus` that is read.
+    csrc/shared_memory.c writes the file `gpus` that is read.
     """
     path = folder / "gpus"
     if not path.is_file():

@@ -31,10 +31,7 @@ def install() -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """An import finder that loads the stand-in libraries before torch.
-
-    It also patches modules after their import.
-    """
+    """An import finder that loads the stand-ins before torch, and patches modules after their import."""
 
     def __init__(self) -> None:
         self._loaded = False
@@ -118,10 +115,7 @@ def _load_or_exit(torch: Path) -> None:
 
 
 def _refuse(reason: str) -> None:
-    """Write why loading failed to the records folder of `planner run`.
-
-    Without the folder, the reason is printed.
-    """
+    """Write why loading failed to the records folder of `planner run`, or print it without a folder."""
     folder = os.environ.get("PLANNER_EMULATED_RECORDS")
     if folder:
         (Path(folder) / "refusal").write_text(reason, encoding="utf-8")

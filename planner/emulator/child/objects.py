@@ -69,8 +69,8 @@ class _Call:
     def rank(self, name: str) -> int:
         """Return the rank in the group that the call's argument `name`, "src" or "dst", stands for.
 
-        The rank is the argument `group_<name>`, or the group rank of the
-        global rank in the argument `name`. The global rank is 0 if neither is given.
+        The rank is the argument `group_<name>`, or the group rank of the global rank in the argument `name`.
+        The global rank is 0 if neither is given.
         """
         of_all, of_group = self.given.get(name), self.given.get(f"group_{name}")
         of_all = 0 if of_all is None and of_group is None else of_all

@@ -14,10 +14,7 @@ MODULE = "transformers.masking_utils"
 
 
 def attach(masks: Any) -> None:
-    """Patch transformers to detect packed texts by the position ids that the script copied to the GPU.
-
-    Without copied position ids, no packed texts are detected.
-    """
+    """Patch transformers to detect packed texts only in position ids that the script copied to the GPU."""
     plain = getattr(masks, "find_packed_sequence_indices", None)
     is_tracing = getattr(masks, "is_tracing", None)
     if plain is None or is_tracing is None:

@@ -191,7 +191,7 @@ class RunRecorder:
         return 0
 
     def before_module(self, module: Any, args: Any) -> None:
-        """Record that a module is about to run. The record tells whether it runs with gradients."""
+        """Record that a module is about to run, and whether it runs with gradients."""
         if self._torch.compiler.is_compiling() or os.getpid() != self._pid or self._peaks is None:
             return
         self._phases.note_module(self._torch.is_grad_enabled())
@@ -224,10 +224,7 @@ class RunRecorder:
             raise SystemExit(0)
 
     def _end_history(self) -> None:
-        """Write the allocator's history, and stop recording it.
-
-        If a snapshot needs the history, recording continues.
-        """
+        """Write the allocator's history, and stop recording it unless a snapshot needs it."""
         if self._history is not None:
             self._history.write(self._devices())
             self._history = None
@@ -240,10 +237,7 @@ class RunRecorder:
         os._exit(0)
 
     def on_out_of_memory(self, device: int, requested: int, allocated: int, free: int) -> None:
-        """Record a failed allocation, even if the script survives it.
-
-        Phase, module and script line are recorded.
-        """
+        """Record a failed allocation with its phase, module and line, even if the script survives it."""
         if os.getpid() != self._pid:
             return
         if self._script_log is not None:
@@ -261,9 +255,9 @@ class RunRecorder:
         self._write(whole=False)
 
     def wrap_excepthook(self, hook: Any) -> Any:
-        """Return an excepthook that records the exception that ended the script.
+        """Return an excepthook that records that an exception ended the script, and then calls `hook`.
 
-        It records too whether a failed allocation caused the exception. It then calls `hook`.
+        It records too whether the exception was a failed allocation.
         """
 
         def noting(kind: Any, error: Any, trace: Any) -> None:
@@ -331,10 +325,7 @@ class RunRecorder:
         return {n: int(one["allocated"]) + int(one["freed"]) for n, one in counts.items()}
 
     def _read_peaks(self) -> dict[int, dict[str, int]]:
-        """Return and reset the peaks of each GPU, in bytes.
-
-        The peaks are of allocated, reserved and process memory.
-        """
+        """Return and reset the peaks of allocated, reserved and process memory on each GPU, in bytes."""
         assert self._peaks is not None
         read = {}
         for device in self._devices():

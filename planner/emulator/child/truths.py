@@ -21,8 +21,8 @@ _KEEPING = ("all", "any", "logical_and", "__and__", "cpu", "to", "detach")  # tr
 def attach(torch: Any) -> None:
     """Patch torch so that checks of GPU tensors, such as `torch.isfinite`, read as true.
 
-    `GradScaler.get_scale` gives the initial scale in place of 0. A GPU tensor used as a condition
-    is also true if the code raises at once when the condition is false.
+    `GradScaler.get_scale` gives the initial scale in place of 0. A GPU tensor used as a condition is also
+    true if the code raises at once when the condition is false.
     """
     holders = torch, torch.Tensor
     read = torch.Tensor.__bool__
@@ -52,10 +52,7 @@ def attach(torch: Any) -> None:
             return bool(self.item())
 
     def is_of_gpu(value: Any) -> bool:
-        """Return whether a value is a plain GPU tensor.
-
-        Tensors inside of torch.compile and functorch transforms are not plain.
-        """
+        """Return whether a value is a plain GPU tensor or parameter, outside torch.compile and functorch."""
         if torch.compiler.is_compiling() or type(value) not in (torch.Tensor, torch.nn.Parameter):
             return False
         return bool(value.is_cuda) and torch._C._functorch.maybe_get_level(value) < 0

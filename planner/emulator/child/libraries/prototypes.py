@@ -69,10 +69,7 @@ class Library:
 
 
 def parse_prototypes(preprocessed: str, prefix: str) -> tuple[list[Prototype], set[str]]:
-    """Return the prototypes and the handle types in preprocessed headers.
-
-    The names of the prototypes begin with `prefix`.
-    """
+    """Return the prototypes whose names match `prefix`, and all handle types, in preprocessed headers."""
     text = _QUALIFIER.sub("", _ATTRIBUTE.sub("", preprocessed))
     pattern = re.compile(
         r"(?:^|[;}])\s*([\w\s\*]+?[\s\*])(" + prefix + r"\w*)\s*\(((?:[^();{}]|\([^()]*\))*)\)\s*(?=;)", re.M

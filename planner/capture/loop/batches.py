@@ -64,9 +64,9 @@ def empty_batch(job: Job, batch: int, device: str, known: Mapping[str, Any] = Ma
 def detection_batch(model: nn.Module, job: Job, batch: int) -> Batch:
     """Return a detector's arguments: a list of images and, except in the mode `infer`, a list of targets.
 
-    The images have the shape of the job's first input. Each tensor
-    is a separate allocation on the meta device. Boxes have varying sizes and positions; masks and keypoints
-    are included for models that need them.
+    The images have the shape of the job's first input. Each tensor is a separate allocation on the meta
+    device. Boxes have varying sizes and positions; masks and keypoints are included for models that need
+    them.
     """
     shape = job.samples.inputs[0].shape
     height, width = shape[-2:]

@@ -48,9 +48,8 @@ def checkpointed_blocks(model: nn.Module, job: Job) -> Iterator[tuple[str, ...]]
 def _use_own_switch(model: nn.Module) -> str | None:
     """Turn on a model's own gradient checkpointing, and return the switch's name, or None without one.
 
-    The switches are methods of timm,
-    transformers and diffusers. A model that refuses its switch counts as a model without a switch: timm
-    asserts, the others raise ValueError.
+    The switches are methods of timm, transformers and diffusers. A model that refuses its switch counts as a
+    model without a switch: timm asserts, the others raise ValueError.
     """
     without_reentrance = {"use_reentrant": False}  # the default since transformers 5
     for name, *arguments in (
@@ -89,7 +88,7 @@ def name_kinds(modules: Iterable[nn.Module]) -> str:
 
 
 def _repeated(modules: nn.Module) -> set[type[nn.Module]]:
-    """Return a set of the class of the repeated blocks in a list of modules, or an empty set."""
+    """Return a set that holds the class of the repeated blocks in a list of modules, or an empty set."""
     elements: dict[type[nn.Module], int] = {}
     for child in modules.children():
         elements[type(child)] = elements.get(type(child), 0) + sum(p.numel() for p in child.parameters())

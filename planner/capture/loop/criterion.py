@@ -51,9 +51,9 @@ class Criterion:
 def build_criterion(job: Job) -> Criterion | None:
     """Return the user's loss with its tensors on meta, or None if the job names no code or does not train.
 
-    A class, or a function that needs no argument,
-    is called once and gives the loss. Raises UsageError if the file or a target is missing, or if the loss
-    takes another number of arguments, ModelError if the code fails or makes an object that cannot be called.
+    A class, or a function that needs no argument, is called once and gives the loss. Raises UsageError if the
+    file or a target is missing, or if the loss takes another number of arguments, ModelError if the code
+    fails or makes an object that cannot be called.
     """
     if not is_code(job.loop.loss) or job.loop.mode is not Mode.TRAIN:
         return None

@@ -57,7 +57,7 @@ class Buckets:
         ]
 
     def before_forward(self) -> None:
-        """Rebuild the buckets, once the first backward pass has run, and broadcast the buffers at each call.
+        """Rebuild the buckets at the first call after a backward pass, and broadcast the buffers each time.
 
         `DistributedDataParallel.forward` does both in training before the model's own forward pass.
         """

@@ -28,8 +28,8 @@ def run_generation(
 ) -> tuple[str, ...]:
     """Load a prompt and generate the job's new tokens in each step, and return notes on skipped tokens.
 
-    The prompt is the job's `input_ids`, or its first input. Raises
-    ModelError for a model that does not generate as transformers' decoders do.
+    The prompt is the job's `input_ids`, or its first input. Raises ModelError for a model that does not
+    generate as transformers' decoders do.
     """
     _refuse_others(model, job)
     model.eval()
@@ -61,7 +61,7 @@ def _left_out(new_tokens: int) -> tuple[str, ...]:
 
 
 def _growths(new_tokens: int) -> list[int]:
-    """Return the number of tokens for each growth of the key-value cache without a run of the model.
+    """Return, for each growth of the key-value cache without a run of the model, the number of tokens.
 
     The first and last `WHOLE_TOKENS` tokens run through the model; for tokens between, only the cache grows.
     There are at most `MOST_GROWTHS` growths.

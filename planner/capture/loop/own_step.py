@@ -65,8 +65,7 @@ def run_trainer(model: TrainerModule, job: Job, batch: int, on_phase: PhaseHook)
 class _Phases:
     """A tracker that calls `on_phase` at each change of phase in a user's steps.
 
-    Code outside backward passes and optimizer steps is in the
-    phase `FORWARD`.
+    Code outside backward passes and optimizer steps is in the phase `FORWARD`.
     """
 
     def __init__(self, on_phase: PhaseHook, optimizers: MutableMapping[int, optim.Optimizer]) -> None:

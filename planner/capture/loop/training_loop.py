@@ -107,8 +107,8 @@ def run_loop(
 def with_few_micro_batches(job: Job) -> tuple[Job, tuple[str, ...]]:
     """Return the job with at most `MOST_MICRO_BATCHES` micro-batches, and a note if others are left out.
 
-    From the second micro-batch on, each adds to
-    existing gradients in place, so that all allocate the same blocks in the same order.
+    From the second micro-batch on, each adds to existing gradients in place, so that all allocate the same
+    blocks in the same order.
     """
     if job.loop.accumulate <= MOST_MICRO_BATCHES:
         return job, ()
@@ -230,7 +230,7 @@ class _TrainingLoop:
             scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def _update(self, step: int) -> None:
-        """Clip the gradients if the job does, run the optimizer, and update the moving average, if any.
+        """Clip the gradients if the job says so, run the optimizer, and update the moving average, if any.
 
         Scaled gradients are unscaled before they are clipped. The gradients are cleared at the end if the job
         clears them after the step.
@@ -302,10 +302,10 @@ def run_evaluation(
 
 
 def loss_of(kind: Loss, output: Any, target: Tensor | None) -> Tensor:
-    """Return the loss of a model's output, of the kind `kind`.
+    """Return the scalar loss of the kind `kind` for a model's output.
 
-    For several output tensors it is the sum of their losses. For `Loss.OUTPUT` and `Loss.TRAINING_STEP` it
-    is the loss that the model returned.
+    For several output tensors it is the sum of their losses. For `Loss.OUTPUT` and `Loss.TRAINING_STEP` it is
+    the loss that the model returned.
     """
     if kind in (Loss.OUTPUT, Loss.TRAINING_STEP):
         loss: Tensor = output if isinstance(output, Tensor) else returned_loss(output)[1]

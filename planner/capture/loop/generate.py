@@ -151,10 +151,9 @@ def _generate(model: Any, text: _Text, job: Job) -> Tensor:
 
 
 def _decoding(model: Any) -> AbstractContextManager[object]:
-    """Return a context that optimizes the model for decoding.
+    """Return a context in which transformers runs mixtures of experts in their mode for decoding.
 
-    transformers then runs mixtures of experts in their mode for decoding. The context has no effect if the
-    model has no such mode.
+    The context has no effect if the model has no such mode.
     """
     optimized = getattr(model, "_optimize_model_for_decode", None)
     return nullcontext() if optimized is None else optimized()

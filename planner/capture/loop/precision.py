@@ -39,10 +39,7 @@ def convert_model(model: nn.Module, job: Job) -> nn.Module:
 
 
 def convert_inputs(job: Job) -> Job:
-    """Return the job with its float32 inputs and targets in the model's half precision.
-
-    A job whose model is not converted to half precision is returned unchanged.
-    """
+    """Return the job with its float32 inputs and targets in the model's half precision, if it has one."""
     precision = model_precision(job)
     if precision not in _CONVERTED:
         return job

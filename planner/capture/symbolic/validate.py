@@ -76,10 +76,7 @@ def batch_with_peak(program: Program, most_bytes: int) -> int:
 
 
 def needs_batch_one(program: Program) -> bool:
-    """Return whether a plan may need the program of batch size 1.
-
-    It may if parameters or four samples exceed `BATCH_ONE_BYTES`.
-    """
+    """Return whether parameters or four samples exceed `BATCH_ONE_BYTES`, so that a plan may need batch 1."""
     allocs = (event for event in program.events if isinstance(event, AffineAlloc))
     fixed_bytes = sum(event.fixed_bytes for event in allocs if event.category is Category.PARAMETER)
     return fixed_bytes > BATCH_ONE_BYTES or batch_with_peak(program, BATCH_ONE_BYTES) <= FIT_BATCHES[0] + 2

@@ -132,9 +132,9 @@ class _Loop:
         self._evaluated = LoopVariables()
 
     def start(self, step: int, phase: Phase) -> None:
-        """Start a phase of a step.
+        """Set the categories of blocks, and start a phase of a step.
 
-        Categories of blocks are set first, except at step 0 and before a batch is loaded.
+        Categories are not set at step 0 and before a batch is loaded.
         """
         if step > 0 and phase is not Phase.INPUTS:
             self.set_categories()

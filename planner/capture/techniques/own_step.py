@@ -52,10 +52,9 @@ def with_batch_on_gpu(run: Callable[[bool], Trace]) -> Trace:
 
 
 def run_steps(loop: CapturedLoop) -> Notes:
-    """Record a user's own training step or trainer, and return notes.
+    """Record the set-up and all steps of a user's own training step or trainer, and return notes.
 
-    The set-up and all steps are recorded. Raises SidesMetError if a step uses tensors of the CPU and the GPU
-    together.
+    Raises SidesMetError if a step uses tensors of the CPU and the GPU together.
     """
     job, model, recorder = loop.job, loop.model, loop.recorder
     assert isinstance(model, StepModule)
@@ -110,9 +109,9 @@ def _record_held(loop: CapturedLoop, model: StepModule) -> None:
 
 
 def _move_states(optimizer: optim.Optimizer, counts_on_gpu: bool) -> None:
-    """Move the CPU tensors in an optimizer's state to the meta device.
+    """Replace CPU tensors in an optimizer's state by meta tensors, except counts of steps in most cases.
 
-    The optimizer may have made steps on the CPU. Only states of parameters on the meta device are moved.
+    The optimizer may have made steps on the CPU. Only states of parameters on the meta device are changed.
     Unless `counts_on_gpu`, counts of steps stay on the CPU, and are copied, since the planned steps change
     them.
     """

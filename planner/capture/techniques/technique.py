@@ -18,10 +18,7 @@ Notes = tuple[str, ...]
 
 
 class BuiltModel(Struct, frozen=True):
-    """A model of meta tensors, with the tensors that quantized modules allocate.
-
-    The tensors are allocated when the modules move to the GPU.
-    """
+    """A model of meta tensors, with the tensors that quantized modules allocate as they move to the GPU."""
 
     module: nn.Module
     loaded: dict[int, list[Tensor]] = {}  # by the `id` of the quantized module, in order of allocation

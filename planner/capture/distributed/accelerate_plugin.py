@@ -74,7 +74,7 @@ def shard_by_accelerate(
 
 @contextmanager
 def _environment_kept() -> Iterator[None]:
-    """Hide variables of accelerate's launcher inside the context, and restore the environment on exit."""
+    """Hide the variables `FSDP_...` of accelerate's launcher inside the context, and restore them on exit."""
     with mock.patch.dict("os.environ") as environment:
         for name in [name for name in environment if name.startswith(_OF_LAUNCHER)]:
             del environment[name]

@@ -55,10 +55,10 @@ class _Reducing:
     def all_reduce(
         self, tensor: Tensor, op: Any = c10d.ReduceOp.SUM, group: Any = None, async_op: bool = False
     ) -> Reduction | None:
-        """All-reduce a tensor, and hold the tensor if the reduction is asynchronous.
+        """All-reduce a tensor, and return a `Reduction` if the reduction is asynchronous, else None.
 
-        It is held until the next asynchronous reduction. Returns None if the reduction is synchronous, or if
-        the rank is not in the group.
+        The tensor of an asynchronous reduction is held until the next one. Returns None too if the rank is
+        not in the group.
         """
         if not async_op:
             self._plain(tensor, op, group)
@@ -69,7 +69,10 @@ class _Reducing:
         return Reduction(tensor)
 
     def reduce_bucket(self, group: Any, bucket: Any) -> Any:
-        """Reduce a bucket of gradients, and return a completed future. Serves as DDP's communication hook."""
+        """Reduce a bucket of gradients, and return a completed future with the bucket's tensor.
+
+        Serves as DDP's communication hook.
+        """
         buffer = bucket.buffer()
         self.all_reduce(buffer, group=group, async_op=True)
         return _done(buffer)
@@ -130,7 +133,7 @@ def _on_meta(plain: Callable[..., None]) -> Callable[..., None]:
 
 
 def _with_hook(plain: Callable[..., Any], reducing: _Reducing) -> Callable[..., Any]:
-    """Return a version of DDP's `_pre_forward` that first registers the reducing hook.
+    """Return a version of DDP's `_pre_forward` that first makes `reduce_bucket` the communication hook.
 
     The hook is registered once for each model.
     """

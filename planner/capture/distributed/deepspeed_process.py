@@ -93,7 +93,7 @@ def _is_of_deepspeed(frame: FrameType) -> bool:
 
 
 def _making(plain: Callable[..., Tensor], placement: Placement) -> Callable[..., Tensor]:
-    """Return a version of `plain` that makes DeepSpeed's CPU tensors on the meta device.
+    """Return a version of `plain`, such as `torch.empty`, that makes DeepSpeed's CPU tensors on meta.
 
     The tensors count as memory of the host. The replacement affects calls from DeepSpeed's modules with the
     device `cpu` or `meta`.

@@ -45,7 +45,7 @@ class Transfer:
 
 
 def replacements() -> Iterator[Replacement]:
-    """Yield replacements for torch.distributed's functions that start transfers."""
+    """Yield replacements for `isend`, `irecv` and `batch_isend_irecv`, which return a `Transfer` each."""
     for name in ("isend", "irecv"):
         yield from in_both(name, _start)
     yield from in_both("batch_isend_irecv", _start_batch)

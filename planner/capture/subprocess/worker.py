@@ -24,7 +24,7 @@ _GRACE_SECONDS = 5  # so that the parent stops this process first, if it still r
 
 
 def main() -> None:
-    """Capture the requested programs and write them to files. Returns when the input ends."""
+    """Capture the requested programs and write them to files, until the input ends."""
     builders: list[ProgramBuilder] = []  # the builder of the only job; empty until it is known
 
     def answer(message: dict[str, Any], restart_limit: Callable[[], None]) -> None:

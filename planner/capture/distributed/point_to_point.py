@@ -45,7 +45,7 @@ class Transfer:
 
 
 def replacements() -> Iterator[Replacement]:
-    """Yield replacements for `isend`, `irecv` and `batch_isend_irecv`, which return a `Transfer` each."""
+    """Yield replacements for `isend`, `irecv` and `batch_isend_irecv`, which give `Transfer` objects."""
     for name in ("isend", "irecv"):
         yield from in_both(name, _start)
     yield from in_both("batch_isend_irecv", _start_batch)

@@ -32,10 +32,7 @@ def live_bytes_bound(events: Iterable[Event | ProgramEvent], unit: int = 1) -> L
 
 
 def _live_curves(events: Iterable[Event | ProgramEvent]) -> Iterator[_Curve]:
-    """Yield the live bytes after each allocation as a polynomial in the batch size.
-
-    The polynomial is given by its coefficients.
-    """
+    """Yield the live bytes after each allocation, as coefficients of a polynomial in the batch size."""
     sizes: dict[int, _Curve] = {}
     live: _Curve = 0, 0, 0
     for event in events:

@@ -67,10 +67,7 @@ class OpExpr(Struct, frozen=True):
 
 
 class GuardedOps(Struct, frozen=True):
-    """The operations of a kernel as expressions.
-
-    They are valid in a range of batch sizes if all guards hold.
-    """
+    """The operations of a kernel as expressions, valid in a range of batch sizes if all guards hold."""
 
     min_batch: int
     max_batch: int
@@ -86,10 +83,7 @@ class GuardedOps(Struct, frozen=True):
 
 
 def constant_ops(ops: OpenKernelOps, batch: int, sm_count: int) -> GuardedOps:
-    """Convert concrete operations to constant expressions.
-
-    The expressions are valid only for the batch size `batch` and the number of SMs `sm_count`.
-    """
+    """Convert concrete operations to constant expressions, valid only for `batch` and `sm_count`."""
     nodes: list[Node] = [(SM_COUNT, 0, 0), (CONSTANT, sm_count, 0)]
 
     def node_of(number: int) -> int:

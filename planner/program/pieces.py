@@ -62,7 +62,7 @@ class _Segment(Struct, Generic[_Event], frozen=True):
 
 
 def cut_trace(trace: Trace) -> list[list[Piece]]:
-    """Return the pieces of a trace, by step. Step 0 is the set-up; the start of phase END is left out."""
+    """Return lists of the pieces of each step, from step 0, the set-up, without the start of phase END."""
     segments = _split(trace.events)
     born, whole = _find_variables(segments), replace(trace, convolutions=trace.convolution_by_block())
     steps: list[list[Piece]] = [[] for _ in range(segments[-1].step + 1)]
@@ -72,7 +72,7 @@ def cut_trace(trace: Trace) -> list[list[Piece]]:
 
 
 def cut_program(program: Program) -> list[list[ProgramPiece]]:
-    """Return the pieces of a program by step. Step 0 is the set-up."""
+    """Return lists of the pieces of each step of a program, from step 0, the set-up."""
     segments = _split(program.events)
     born = _find_variables(segments)
     ends = [segment.start for segment in segments[1:]] + [len(program.events)]
@@ -105,7 +105,7 @@ def first_step(trace: Trace) -> Trace:
 
 
 class Joiner:
-    """Joins pieces into one run, and tracks the live block of each variable."""
+    """A joiner of pieces to one run, which tracks the live block of each variable."""
 
     def __init__(self, numbers: Iterator[int] | None = None) -> None:
         """Create a joiner that has joined no piece.

@@ -185,10 +185,10 @@ class _Walk:
         return one == other
 
     def _follows(self, block: int, other: int) -> bool:
-        """Return whether `other` is the inserted model block's counterpart of the memory block `block`.
+        """Return whether memory block `other` of the inserted model block is the counterpart of `block`.
 
-        Both are memory blocks of the deeper trace. `block` is of the model block before the inserted model
-        block.
+        Both are of the deeper trace, and `block` is of the model block before the inserted model block. They
+        are counterparts if they have the same operator, place in the model block and size.
         """
         one, next_one = self._allocs[block], self._allocs[other]
         site = self.deep.sites[one.site]

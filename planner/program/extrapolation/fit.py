@@ -16,10 +16,7 @@ class NotAffineError(Exception):
 
 
 class SizesNotAffineError(NotAffineError):
-    """The error of traces with equal events but sizes that no formula in the batch size fits.
-
-    The formulas are affine or quadratic.
-    """
+    """The error of traces with equal events, whose sizes no affine or quadratic formula fits."""
 
 
 class Affine(Struct, frozen=True):
@@ -71,7 +68,7 @@ class Quadratic(Struct, frozen=True):
 
 
 def polynomial_through(values: Sequence[int], batches: Sequence[int]) -> Affine | Quadratic:
-    """Return the polynomial through two or three values.
+    """Return the polynomial in the batch size through two or three values.
 
     Three values must be at consecutive batch sizes. Raises SizesNotAffineError if a coefficient is not an
     integer.
@@ -340,10 +337,7 @@ def _without_workspaces(trace: Trace) -> tuple[list[Event], list[list[Alloc | Fr
 
 
 def _groups(ours: Sequence[Slot], theirs: Sequence[Slot]) -> Iterator[tuple[int, int]]:
-    """Yield the shortest ranges of slots after which neither trace holds a workspace.
-
-    A range is (start, end).
-    """
+    """Yield the shortest ranges (start, end) of slots after which neither trace holds a workspace."""
     start = held = 0
     for index, (a, b) in enumerate(zip(ours, theirs, strict=True), 1):
         held += sum(1 if isinstance(event, Alloc) else -1 for event in (*a, *b))

@@ -11,9 +11,8 @@ MAX_COUNT = 64
 
 
 def describe_gpu(device: Device, count: int = 1, context_bytes: int | None = None) -> str:
-    """Return the value of PLANNER_EMULATED_GPU for a GPU.
+    """Return the value of PLANNER_EMULATED_GPU, `KEY=VALUE` pairs joined by semicolons, for `count` GPUs.
 
-    The value consists of `KEY=VALUE` pairs joined by semicolons. `count` GPUs of this kind are visible.
     `context_bytes` is by default the device's. Raises UsageError for a GPU that is not NVIDIA's, a compute
     capability whose limits are not known, and a count out of range.
     """

@@ -172,7 +172,7 @@ def _save_snapshot(run: EmulatedRun, folder: Path, path: Path) -> None:
 
 
 def _end(process: "subprocess.Popen[bytes]", mark: str) -> frozenset[int]:
-    """End a command and all processes that it left. Returns the ids of processes that cannot be ended.
+    """End a command and all processes that it left, and return the ids of processes that cannot be ended.
 
     `mark` is the environment variable, as `NAME=VALUE`, that all processes of the command have.
     """

@@ -151,7 +151,7 @@ class EmulatedRun(Struct, frozen=True):
 
     @property
     def ending(self) -> str:
-        """Return a phrase that says how the command ended. The phrase names the signal or the exit code."""
+        """Return a phrase that says by which signal or exit code the command ended."""
         if self.signal and self.exit_code < 0:
             return f"it was ended by {self.signal}"
         means = f", as a shell reports {self.signal}" if self.signal else ""

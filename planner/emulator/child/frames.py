@@ -24,7 +24,7 @@ def is_own(path: str) -> bool:
 
 
 def place(torch: Any) -> dict[str, Any]:
-    """Return the phase, module and script line that this thread is running.
+    """Return a dict of the phase, the module and the line of the script that this thread is running.
 
     In a thread that runs no script, which is autograd's, the phase is "backward", the module is "" and the
     line is the main thread's. In other threads the phase is "optimizer" if an optimizer's step runs and no
@@ -48,10 +48,7 @@ def place(torch: Any) -> dict[str, Any]:
 
 
 def line_of_caller() -> str:
-    """Return the line of the script that this thread runs, or "" if it runs no script.
-
-    The form of a line is FILE:LINE.
-    """
+    """Return the line of the script (FILE:LINE) that this thread runs, or "" if it runs no script."""
     frames = _frames(sys._getframe(1))
     frames.reverse()
     return line_of(frames)
@@ -66,9 +63,9 @@ def _frames(frame: Any) -> list[Any]:
 
 
 def line_of(frames: list[Any]) -> str:
-    """Return the innermost line of the script, or "" if no frame belongs to the script.
+    """Return the innermost line of the script (FILE:LINE), or "" if no frame belongs to the script.
 
-    The form of a line is FILE:LINE. `frames` begin with the outermost frame.
+    `frames` begin with the outermost frame.
     """
     own = next((frame for frame in reversed(frames) if is_own(frame.f_code.co_filename)), None)
     return "" if own is None else f"{own.f_code.co_filename}:{own.f_lineno}"

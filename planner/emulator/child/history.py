@@ -19,7 +19,7 @@ _ACTIONS = ("alloc", "free_requested", "free_completed", "oom")
 
 
 class History:
-    """A writer of the allocator's history of this process. It also records ends of optimizer steps."""
+    """A writer of the allocator's history of this process, with the ends of optimizer steps."""
 
     def __init__(
         self, torch: Any, path: Path, process: dict[str, int], script_log: ScriptLogger | None
@@ -79,10 +79,9 @@ class History:
 
 
 def _site(frames: list[dict[str, Any]], own: dict[str, bool]) -> tuple[str, str]:
-    """Return the innermost line of the script, and the innermost function's name.
+    """Return the innermost line of the script (FILE:LINE) and function's name, each "" if there is none.
 
-    The form of a line is FILE:LINE. A missing line or name is "". `own` caches for each file whether it
-    belongs to the script.
+    `own` caches for each file whether it belongs to the script.
     """
     for frame in frames:
         name = frame["filename"]

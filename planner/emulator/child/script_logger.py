@@ -155,7 +155,7 @@ class ModuleNames:
         self._has_model = False
 
     def add(self, root: Any) -> bool:
-        """Register the names of an outermost module and its submodules. Returns whether the module is new."""
+        """Register the names of an outermost module and its submodules, and return whether it is new."""
         if self._known(root) is not None:
             return False
         has_parameters = next(root.parameters(), None) is not None

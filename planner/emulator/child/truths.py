@@ -108,10 +108,7 @@ def _without_check(torch: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
 
 @cache
 def raises_if_false(code: CodeType, offset: int) -> bool:
-    """Return whether code raises at once if a condition is false.
-
-    `offset` is the condition's place in the code. `assert` raises at once.
-    """
+    """Return whether code raises at once, as `assert` does, if the condition at `offset` is false."""
     steps = list(dis.get_instructions(code))
     places = {step.offset: place for place, step in enumerate(steps)}
     at = places.get(offset, len(steps) - 1)

@@ -221,9 +221,9 @@ def _symbols(objects: list[str]) -> set[str]:
 
 
 def _plain_names(names: set[str]) -> list[str]:
-    """Return linker options that define driver functions without version suffixes.
+    """Return linker options that define driver functions without the version suffixes _v2 and _v3.
 
-    The suffixes are _v2 and _v3. cuDNN looks for the names without suffix.
+    cuDNN looks for the names without suffix.
     """
     versioned = {re.sub(r"_v[23]$", "", name): name for name in sorted(names) if re.search(r"_v[23]$", name)}
     return [f"-Wl,--defsym={plain}={name}" for plain, name in versioned.items() if plain not in names]

@@ -38,7 +38,7 @@ class Installation:
 
     @property
     def libraries(self) -> tuple[Path, ...]:
-        """Return the compiled libraries of torch and torchvision.
+        """Return the paths of the compiled libraries of torch and torchvision.
 
         The stand-ins define the symbols that these libraries import.
         """
@@ -50,10 +50,7 @@ class Installation:
         )
 
     def key(self) -> str:
-        """Return a digest of the path of torch's folder and of the versions of installed packages.
-
-        The packages are torch, torchvision, triton and NVIDIA's packages.
-        """
+        """Return a digest of torch's path and of the versions of the packages of torch, Triton and NVIDIA."""
         names = sorted(
             path.name
             for folder in {self.torch.parent, *(include.parents[2] for include in self.includes)}
@@ -64,10 +61,10 @@ class Installation:
 
 
 def find_installation(torch: Path) -> Installation:
-    """Return the installation of the torch package in a folder.
+    """Return the `Installation` of the torch package in a folder, with its NVIDIA packages.
 
-    NVIDIA packages that belong to it are included. Raises EmulatorError for a build without CUDA, if headers
-    or libraries are not where pip puts them, and if cuDNN is older than 9.8.
+    Raises EmulatorError for a build without CUDA, if headers or libraries are not where pip puts them, and if
+    cuDNN is older than 9.8.
     """
     version = _version(torch)
     library = torch / "lib" / "libtorch_cuda.so"

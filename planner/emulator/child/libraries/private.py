@@ -49,7 +49,7 @@ def seal(folder: Path) -> None:
 
 
 def is_sealed(folder: Path) -> bool:
-    """Return whether a folder holds exactly its sealed files.
+    """Return whether a folder holds exactly the files that `seal` found in it, unchanged.
 
     Returns False if accounts other than this and root can write into the folder.
     """

@@ -55,10 +55,10 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def _opened(partial: Path, path: Path) -> BinaryIO:
-    """Open a new file for writing.
+    """Open `partial` as a new file for writing, or `path` itself if the two are equal.
 
-    If `partial` equals `path`, which is a device or a pipe, `path` itself is opened. A file or a link that is
-    already at `partial` is removed first, and no link is followed.
+    They are equal if `path` is a device or a pipe. A file or a link that is already at `partial` is removed
+    first, and no link is followed.
     """
     if partial == path:  # a device or a pipe
         return path.open("wb")

@@ -78,10 +78,7 @@ def _explained(message: str, value: Any, kind: Any) -> ConversionError:
 
 
 def shown(value: Any) -> str:
-    """Return a short description of a value for messages.
-
-    A list or dict is described without its items. The text has at most `MAX_SHOWN` characters.
-    """
+    """Return a value as messages show it: at most `MAX_SHOWN` characters, lists and dicts without items."""
     if isinstance(value, dict):
         return "keys with values"
     if isinstance(value, list | tuple):
@@ -103,7 +100,7 @@ def _fields(kind: msgspec.inspect.Type | None) -> Sequence[msgspec.inspect.Field
 
 
 def _type_at(kind: msgspec.inspect.Type | None, key: Key) -> msgspec.inspect.Type | None:
-    """Return the declared type of the entry at `key`, or None if none is declared."""
+    """Return the type that `kind` declares for the entry at `key`, or None if it declares no such entry."""
     if isinstance(key, str):
         return next((field.type for field in _fields(kind) if field.encode_name == key), None)
     for one in _options(kind):

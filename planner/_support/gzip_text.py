@@ -9,16 +9,15 @@ _GZIP = 31  # zlib's wbits for gzip with the largest window
 
 
 def pack(text: str) -> bytes:
-    """Compress a text with gzip, without a time stamp. Equal texts give equal bytes."""
+    """Compress a text with gzip, without a time stamp, so that equal texts give equal bytes."""
     return zlib.compress(text.encode(), 9, wbits=_GZIP)
 
 
 def read_packed(path: Path, most_bytes: int) -> bytes:
-    """Return the decompressed content of a gzip file.
+    """Return the decompressed content of a gzip file, if the file and its content fit `most_bytes` each.
 
-    The file and its content are limited to `most_bytes` each. Raises OSError if the file cannot be read or is
-    too large, and ValueError or zlib.error if the content is too large or the file is not a single gzip
-    stream.
+    Raises OSError if the file cannot be read or is too large, and ValueError or zlib.error if the content is
+    too large or the file is not a single gzip stream.
     """
     packed = read_bytes(path, most_bytes)
     decompressor = zlib.decompressobj(wbits=_GZIP)

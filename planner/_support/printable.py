@@ -16,7 +16,7 @@ def printable(text: str) -> str:
 
 
 def shortened(message: str) -> str:
-    """Replace the middle of a message by " ... " if the message has more than `_MOST_LETTERS` characters."""
+    """Cut the middle out of a message of more than `_MOST_LETTERS` characters, else return it unchanged."""
     if len(message) <= _MOST_LETTERS:
         return message
     half = _MOST_LETTERS // 2
@@ -24,10 +24,9 @@ def shortened(message: str) -> str:
 
 
 def harmless_cell(value: object) -> object:
-    """Return a CSV cell that a spreadsheet can open safely.
+    """Make a text printable, and put a quote before it if a spreadsheet would take it for a formula.
 
-    Control characters are escaped, and a text that looks like a formula gets a leading quote. A value that is
-    not a string is returned unchanged.
+    A value that is not a string is returned unchanged.
 
     https://owasp.org/www-community/attacks/CSV_Injection
     """

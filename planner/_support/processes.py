@@ -41,7 +41,7 @@ def marked_processes(mark: str) -> frozenset[int]:
 
 
 def end_processes(mark: str, grace_seconds: float) -> frozenset[int]:
-    """End all marked processes, and return the IDs of processes that still run.
+    """End the processes that `marked_processes` finds, and return the IDs of any that still run.
 
     SIGTERM is sent first. SIGKILL is sent to processes that still run `grace_seconds` after SIGTERM.
     """

@@ -35,18 +35,15 @@ class Entry(msgspec.Struct, frozen=True):
     node: "yaml.Node"
 
     def broken(self, what: str) -> DataFileError:
-        """Return the error for a problem of the value.
-
-        The message names the file, line and key of the value, and the problem `what`.
-        """
+        """Return an error that names the file, line and key of the value, and the problem `what`."""
         key = f", {self.key}" if self.key else ""
         return DataFileError(f"{self.path} line {self.line}{key}: {what}")
 
     def convert(self, kind: type[T], **given: Any) -> T:
-        """Convert the value to the type `kind`.
+        """Convert the value to the type `kind`, after adding the keys `given` to it if it is a mapping.
 
-        The value is converted as by `conversion.convert`. `given` adds keys to a mapping. Raises
-        DataFileError if the value cannot be converted, or has a key of `given`.
+        The value is converted as by `conversion.convert`. Raises DataFileError if the value cannot be
+        converted, or has a key of `given`.
         """
         value = self.plain()
         if given:
@@ -65,10 +62,9 @@ class Entry(msgspec.Struct, frozen=True):
             raise place.broken(error.what + hint) from None
 
     def plain(self) -> Any:
-        """Convert the value to the basic types of JSON.
+        """Convert the value to the basic types of JSON, or to `Unusual` if a scalar has none of them.
 
-        A scalar without such a type becomes an `Unusual`. Raises DataFileError if aliases make too many
-        levels or values.
+        Raises DataFileError if aliases make too many levels or values.
         """
         try:
             return _plain(self, count(1), 0)
@@ -77,7 +73,7 @@ class Entry(msgspec.Struct, frozen=True):
             raise self.broken(f"{problem}; write the values out") from None
 
     def children(self, required: Iterable[str], optional: Iterable[str] = ()) -> dict[str, "Entry"]:
-        """Return the entries of a mapping by key, after a check of the keys.
+        """Return the values of a mapping as entries, by key, after a check of the keys.
 
         Raises DataFileError if a required key is missing, or a key is neither `required` nor `optional`.
         """

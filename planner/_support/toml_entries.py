@@ -57,7 +57,7 @@ def read_toml_table(path: Path, table: Sequence[str]) -> Entry | None:
 
 
 def is_deeper(value: object, depth: int) -> bool:
-    """Return whether mappings and lists are nested deeper than `depth` levels."""
+    """Return whether a value contains mappings or lists at more than `depth` levels below itself."""
     level = [value]
     for _ in range(depth + 1):
         inner = [one.values() if isinstance(one, Mapping) else one for one in level]
@@ -74,9 +74,9 @@ def is_deeper(value: object, depth: int) -> bool:
 
 
 def _lines(text: str) -> dict[_Path, int]:
-    """Return the line that defines each key, by the key's path.
+    """Return the number of the line that defines each key, by the key's path.
 
-    The line is the first line of the statement. Lines are counted from 1.
+    The line is the first line of the key's statement. Lines are counted from 1.
     """
     lines: dict[_Path, int] = {}
     tables: dict[_Path, int] = {}  # number of tables already read of each array of tables
@@ -133,9 +133,9 @@ def _may_end(line: str) -> bool:
 
 
 def _heading(defined: Any, tables: dict[_Path, int]) -> _Path:
-    """Return the path of the table that a heading opens.
+    """Return the path of the table that a heading opens, and count the table in `tables`.
 
-    `tables` counts the tables of each array of tables, and is updated.
+    `tables` counts the tables of each array of tables.
     """
     path: _Path = ()
     while defined:
@@ -157,10 +157,7 @@ def _paths(value: object, path: _Path) -> Iterator[_Path]:
 
 
 def _node(value: object, path: _Path, lines: Mapping[_Path, int]) -> "yaml.Node":
-    """Convert a value to a YAML node with its line.
-
-    A value without a line gets the line of the value that encloses it.
-    """
+    """Convert a value to a YAML node with the line in `lines` of its path or the nearest enclosing path."""
     import yaml
 
     line = next(lines[path[:length]] for length in range(len(path), -1, -1) if path[:length] in lines)

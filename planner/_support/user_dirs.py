@@ -21,11 +21,10 @@ def cache_dir() -> Path | None:
 
 
 def _folder(variable: str, below_home: str) -> Path | None:
-    """Return the planner's folder in the folder that an environment variable names.
+    """Return the planner's folder in the folder that `variable` names, or in `below_home` in the home folder.
 
-    If the variable does not count, the folder is in `below_home` of the home folder. The environment variable
-    counts only if its path is absolute. On Windows, LOCALAPPDATA is read instead of `variable`. Returns None
-    if the variable does not count and no home folder is known.
+    The environment variable counts only if its path is absolute. On Windows, LOCALAPPDATA is read instead of
+    `variable`. Returns None if the variable does not count and no home folder is known.
     """
     named = Path(os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else variable, ""))
     try:

@@ -24,10 +24,7 @@ MAX_ANSWER_BYTES = 2**24
 
 
 class WorkerError(Exception):
-    """The error for a worker that ended or was stopped before it answered.
-
-    It is stopped at its time limit.
-    """
+    """The error for a worker that ended, was stopped at its time limit, or gave an unreadable answer."""
 
     def __init__(self, returncode: int | None) -> None:
         super().__init__(_ending(returncode))
@@ -106,7 +103,7 @@ class Worker:
 
 
 def serve(answer: Callable[[Any, Callable[[], None]], Any], failure: str) -> None:
-    """Answer the requests of a `Worker` until standard input ends.
+    """Answer a `Worker`'s requests with the results of `answer`, until standard input ends.
 
     Printed text is redirected to standard error. `answer` is called with a message and a function that
     restarts the time limit. The text of an error that is no PlannerError replaces {} in `failure`.
@@ -126,10 +123,9 @@ def serve(answer: Callable[[Any, Callable[[], None]], Any], failure: str) -> Non
 
 
 def reply_of(failure: str, answer: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
-    """Call `answer`, and return a dict with the result or the error.
+    """Call `answer`, and return {"answer": result}, or {"error": name of the class, "message": text}.
 
-    The result is under `answer`. An error has the name of its class under `error` and its text under
-    `message`. An error that is no PlannerError is named ModelError, and its text replaces {} in `failure`.
+    An error that is no PlannerError is named ModelError, and its text replaces {} in `failure`.
     """
     try:
         return {"answer": answer(*arguments)}
@@ -149,7 +145,7 @@ def _ending(returncode: int | None) -> str:
 
 
 def _end(process: "subprocess.Popen[bytes]", mark: str) -> None:
-    """End the child process and all processes with the mark.
+    """End the child process, and with a `mark` also the processes that `marked_processes` finds.
 
     The pipes are closed first. The child is killed if it does not end within 0.2 s.
     """

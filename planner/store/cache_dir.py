@@ -45,7 +45,7 @@ class CacheDirectory:
     _warned: set[str] = field(default_factory=set)
 
     def get(self, key: Fingerprint) -> ProgramFile | None:
-        """Return the file stored under a key, or None if there is no valid file.
+        """Return the contents of the file stored under a key, or None if there is no valid file.
 
         The file is marked as used.
         """
@@ -92,7 +92,7 @@ class CacheDirectory:
                     raise
 
     def warn_of(self, why: str) -> None:
-        """Warn that a cached trace is unusable and is captured again.
+        """Warn that a cached trace cannot be used, for the reason `why`, and is captured again.
 
         Only the first such problem of the cache is shown.
         """
@@ -160,7 +160,7 @@ class CacheDirectory:
 
 
 def open_cache(folder: Path, warn: Warn) -> CacheDirectory:
-    """Return the cache of traces in a folder. Raises UsageError if the path is a file."""
+    """Return the cache in a folder, which need not exist. Raises UsageError if the path is a file."""
     try:
         is_file = folder.is_file()
     except OSError:

@@ -74,9 +74,9 @@ class EncodedProgram(Struct, frozen=True):
     kernels: KernelsObject
 
     def load_target(self, capability: Capability) -> bool:
-        """Decode the variants for a compute capability.
+        """Decode the variants for a compute capability into `program`; return False if the file lacks them.
 
-        Returns False if the file lacks them. Raises ValueError, LookupError or TypeError for broken variants.
+        Raises ValueError, LookupError or TypeError for broken variants.
         """
         if capability in self.program.targets:
             return True
@@ -94,7 +94,7 @@ class ProgramFile(Struct, frozen=True):
 
 
 def save_programs(programs: Sequence[Program], path: Path, about: About) -> None:
-    """Write programs and their job to a file.
+    """Write programs, and the JSON data `about` them, to a file.
 
     The write is atomic, and equal programs give equal files. Raises DataFileError.
     """
@@ -142,7 +142,7 @@ def _encoded(events: EventsObject, kernels: KernelsObject) -> EncodedProgram:
 
 
 def _rows(columns: Struct | None) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a table that is stored by columns.
+    """Yield the rows of a table that is stored by columns, or nothing if `columns` is None.
 
     Raises ValueError if the columns differ in length.
     """

@@ -1,4 +1,4 @@
-"""The programs of a saved file, which give traces for any GPU and batch size.
+"""A job and its programs from a saved file, which give traces of other batch sizes and GPUs too.
 
 If the file does not cover a kernel at a batch size, the kernel is given its workspace at the nearest covered
 batch size, with a note.
@@ -58,7 +58,10 @@ class SavedJob:
         return any(one.kernels.convolutions for one in self.file.programs)
 
     def trace(self, batch: int, target: Target) -> Trace:
-        """Return the trace at a batch size on a GPU. Raises UsageError for a size that is not covered."""
+        """Return the trace at a batch size on a GPU, with a note for each approximation.
+
+        Raises UsageError if the file covers no near batch size, and DataFileError if its programs are broken.
+        """
         program, workspaces, notes = self._find(batch, target)
         trace = program.instantiate(batch, workspaces)
         if self.convolutions is not None and workspaces.has_convolutions:
@@ -66,18 +69,12 @@ class SavedJob:
         return replace(trace, notes=(*trace.notes, *notes))
 
     def key(self, batch: int, target: Target) -> Hashable:
-        """Return a key that identifies the trace at `batch` on the target.
-
-        Two targets have equal keys if and only if the traces are equal.
-        """
+        """Return a key of the trace at `batch`: targets with equal keys have traces with equal events."""
         program, workspaces, notes = self._find(batch, target)
         return program.structure, workspaces, notes
 
     def bound(self, target: Target) -> LowerBound:
-        """Return a function that computes a lower bound of the tensors' memory.
-
-        It maps a batch size to bytes.
-        """
+        """Return a function from a batch size to a lower bound, in bytes, of the memory of the tensors."""
         program = self._programs(target)[0]
         if program.structure not in self._bounds:
             self._bounds[program.structure] = live_bytes_bound(program.events, program.unit)
@@ -93,10 +90,7 @@ class SavedJob:
         return program.batch_sizes(known, FIT_BATCHES[0])
 
     def _find(self, batch: int, target: Target) -> tuple[Program, KernelWorkspaces, tuple[str, ...]]:
-        """Return the program, the kernels' workspaces, and the notes for a batch size.
-
-        The notes are on approximations.
-        """
+        """Return the program and the kernels' workspaces for a batch size, and notes on approximations."""
         target = replace(target, conv_workspace_query=self.convolutions)
         programs = self._programs(target)
         other = target if target.capability in programs[0].targets else self.target
@@ -112,10 +106,11 @@ class SavedJob:
     def _nearest(
         self, program: Program, batch: int, target: Target
     ) -> tuple[KernelWorkspaces, tuple[str, ...]]:
-        """Return the workspaces of each kernel at the nearest batch size that the file covers.
+        """Return each kernel's workspaces at the nearest batch size that the file covers for it, and notes.
 
-        The second result is notes on the approximation. Raises UsageError if the program holds for one batch
-        size only, if `batch` is not a multiple of its unit, or if no near batch size covers a kernel.
+        The nearest size is searched downwards from `batch`. The notes name the sizes that were used. Raises
+        UsageError if the program holds for one batch size only, if `batch` is not a multiple of its unit, or
+        if no near batch size covers a kernel.
         """
         known = program.targets[target.capability]
         if known.min_batch == known.max_batch:

@@ -67,10 +67,7 @@ _OF_SYS = frozenset(("argv", "exit", "float_info", "maxsize", "stderr", "stdout"
 
 
 def fingerprint_of(job: Job) -> Fingerprint | None:
-    """Return a job's fingerprint, or None if it cannot be determined.
-
-    It ignores the batch size and the GPU.
-    """
+    """Return a job's fingerprint, without batch size and GPU, or None if it cannot be determined."""
     source, name = split_model(job.model.origin)
     if source not in LIBRARIES:
         return None
@@ -100,10 +97,7 @@ def fingerprint_of(job: Job) -> Fingerprint | None:
 
 
 def _libraries_of_tuning(job: Job) -> tuple[str, ...]:
-    """Return the names of libraries that modify the model.
-
-    They adapt, quantize, patch or shard it, whatever its source.
-    """
+    """Return the libraries that adapt, quantize, patch or shard the job's model, whatever its source."""
     adapting = ("peft", "transformers") if job.model.peft else ()
     quantizing = ("bitsandbytes", "transformers") if job.model.quantize is not Quantize.NONE else ()
     quantizing = ("torchao", "transformers") if job.model.quantize.is_of_torchao else quantizing
@@ -116,10 +110,9 @@ def _libraries_of_tuning(job: Job) -> tuple[str, ...]:
 
 
 def _optimizer_digest(job: Job) -> str | None:
-    """Return a digest or version of an optimizer's code, or "" for PyTorch's optimizers.
+    """Return the digest of an optimizer's file or the version of its library, or "" for PyTorch's optimizers.
 
-    It is the digest of the optimizer's file, or the version of its library. Returns None if the file has no
-    digest, or the library is not installed.
+    Returns None if the file has no digest, or the library is not installed.
     """
     if is_optimizer_file(job.loop.optimizer):
         return _digest_of(str(job.loop.optimizer))
@@ -153,10 +146,7 @@ def _digest_files(paths: Iterable[Path]) -> str:
 
 
 def _folder_digest(folder: Path) -> str | None:
-    """Return a digest of the JSON and Python files in a folder.
-
-    The result is None if a file cannot be read.
-    """
+    """Return a digest of the JSON and Python files in a folder, or None if one cannot be read."""
     try:
         return _digest_files(sorted(path for path in folder.iterdir() if path.suffix in (".json", ".py")))
     except OSError:  # a link without its target, which the model may not need
@@ -172,10 +162,10 @@ def _digest_of(name: str) -> str | None:
 
 
 def file_digest(path: Path, name: str = "") -> str | None:
-    """Return a digest of a Python file and its imports.
+    """Return a digest of a Python file and the modules it imports, or None if their code may read other data.
 
-    The result is None if their code may read other data. `name` is the function or class that a plan runs;
-    with "", a plan may run all of them. The result is also None if a file cannot be read.
+    `name` is the function or class that a plan runs; with "", a plan may run all of them. The result is also
+    None if a file cannot be read or parsed.
     """
     path = Path(os.path.realpath(path))
     digest = sha256(os.fsencode(path))  # tracebacks and relative paths depend on the path
@@ -260,10 +250,7 @@ def _imported(node: ast.AST) -> Iterator[str]:
 
 
 def _module_files(module: str, folder: Path) -> list[Path] | None:
-    """Return the Python files of a module in a folder, or None if it is absent.
-
-    A module may be a file or a package.
-    """
+    """Return the Python files of a module or package in a folder, or None if the folder does not have it."""
     file, package = folder / f"{module}.py", folder / module
     if file.is_file():
         return [file]

@@ -31,7 +31,7 @@ _NOT_CAPTURED = (PlannerError, ImportError)  # ImportError if programs were cach
 
 
 def save_job(job: Job, batch: int, target: Target, programs: ProgramSet, path: Path) -> None:
-    """Write a file that lets the job be planned without a capture.
+    """Write a job and its programs to a file, from which the job can be planned without a capture.
 
     `batch` is the default batch size of the file. A job without a program is saved as one trace: for all
     batch sizes if its tensors are affine in the batch size, else for `batch`. Raises DataFileError or
@@ -51,11 +51,11 @@ def save_job(job: Job, batch: int, target: Target, programs: ProgramSet, path: P
 def programs_for_all_targets(
     source: ProgramSource, target: Target, batch: int
 ) -> Iterator[tuple[Program, Target]]:
-    """Yield the job's programs for all known compute capabilities, with their targets.
+    """Yield the job's programs, with their targets, for each known compute capability that can run the job.
 
     The programs for `target` come first. Each program is followed by runs at batch sizes that it does not
     cover: one sample and, on `target`, `batch` and the next batch size. Nothing is yielded if the job has no
-    program on `target`. Raises the errors of a capture.
+    program on `target`. Raises the errors of a capture for `target` only.
     """
     program = _covering(source, target)
     if program is None:
@@ -97,9 +97,9 @@ def _runs(
 
 
 def group_by_structure(programs: Iterable[tuple[Program, Target]]) -> list[Program]:
-    """Merge equal programs, keeping the variants of all GPUs.
+    """Merge programs that differ in their GPUs alone, keeping the variants of all GPUs.
 
-    Programs are equal in structure, sites, notes and least batch size.
+    The programs have equal structures, sites, notes and least batch sizes.
     """
     groups: dict[object, Program] = {}
     for program, target in programs:
@@ -112,9 +112,9 @@ def group_by_structure(programs: Iterable[tuple[Program, Target]]) -> list[Progr
 
 
 def _fitted(trace_at: Callable[[int], Trace], batch: int, target: Target) -> Program:
-    """Return a program fitted to two traces of the job.
+    """Return a program fitted to two traces of the job, or a constant program if it misses a third trace.
 
-    If it does not match a third trace, the result is a constant program for `batch`.
+    The constant program is for `batch`. It is also returned if the two traces cannot be fitted.
     """
     traced = trace_at(batch)
     low, third = [size for size in (*FIT_BATCHES, FIT_BATCHES[-1] + 1) if size != batch][:2]

@@ -1,7 +1,4 @@
-"""Find the programs of a job.
-
-They are in memory, else in a store, else built with torch.
-"""
+"""Find the programs of a job in memory or in stores, or else build them with torch."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -32,10 +29,7 @@ from planner.store.store import ProgramStore
 
 @dataclass(slots=True)
 class ProgramSource:
-    """A source of a job's traces, which reads programs from stores or captures them.
-
-    Captured programs are stored.
-    """
+    """A source of a job's traces, which reads programs from stores, or captures and stores them."""
 
     job: Job
     stores: Sequence[ProgramStore]
@@ -62,26 +56,26 @@ class ProgramSource:
         return name_source(trace, self.convolutions, target)
 
     def specialized(self, batch: int, target: Target) -> tuple[Program, KernelWorkspaces]:
-        """Return the program and the kernels' workspaces for a batch size. Raises the errors of a capture."""
+        """Return the program and the kernels' workspaces for a batch size, captured if no program covers it.
+
+        Raises the errors of a capture.
+        """
         return self._find(batch, target)
 
     def traced_notes(self, batch: int, target: Target) -> tuple[str, ...]:
-        """Return the notes of the trace at a batch size. Notes on convolution workspaces are left out."""
+        """Return the notes of the trace at a batch size, except notes on convolution workspaces."""
         program, _ = self._find(batch, target)
         return (*program.notes, note_on_torch(program.torch))
 
     def key(self, batch: int, target: Target) -> Hashable:
-        """Return a key that identifies the trace at `batch` on the target.
-
-        Two targets have equal keys if and only if the traces are equal.
-        """
+        """Return a key of the trace at `batch`: targets with equal keys have traces with equal events."""
         program, workspaces = self._find(batch, target)
         return program.structure, workspaces
 
     def bound(self, target: Target) -> LowerBound | None:
-        """Return a function that computes a lower bound of the tensors' memory.
+        """Return a function from a batch size to a lower bound, in bytes, of the memory of the tensors.
 
-        It maps a batch size to bytes. The result is None if the job has no program.
+        The result is None if the job has no program.
         """
         program = self.program(target)
         if program is None:
@@ -91,15 +85,12 @@ class ProgramSource:
         return self._bounds[program.structure]
 
     def batch_sizes(self, target: Target) -> BatchSizes:
-        """Return the batch sizes that a search may try, by the job's program.
-
-        They are all batch sizes if the job has no program.
-        """
+        """Return the batch sizes that a search may try, by the job's program, or all if it has no program."""
         program = self.program(target)
         return ANY_BATCH_SIZE if program is None else program.batch_sizes(target, FIT_BATCHES[0])
 
     def program(self, target: Target) -> Program | None:
-        """Return the program for the target, or None if the job has no program.
+        """Return the program for many batch sizes on the target, or None if the job has none.
 
         It is built if no store has it.
         """
@@ -114,7 +105,7 @@ class ProgramSource:
         return self._find(batch, target)[0]
 
     def enumerate_variants(self, program: Program, target: Target) -> None:
-        """Evaluate a program's rules, so that the program can be saved.
+        """Evaluate a program's workspace rules at sample batch sizes, so that the program can be saved.
 
         Does nothing if no builder was opened.
         """
@@ -181,10 +172,7 @@ class ProgramSource:
         return next((one for one in self._programs if not one.is_constant(target)), None)
 
     def _read(self, store: ProgramStore, target: Target) -> bool:
-        """Read a store's programs for the target's compute capability.
-
-        Returns False if they were read before.
-        """
+        """Read a store's programs for the target's compute capability; return False if it was done before."""
         place = id(store), target.capability
         if place in self._was_read:
             return False
@@ -221,7 +209,7 @@ def note_on_torch(torch: str) -> str:
 
 
 def name_source(trace: Trace, convolutions: ConvWorkspaceQuery, target: Target) -> Trace:
-    """Return a copy of a trace with its source of convolution workspaces.
+    """Return a copy of a trace that names `convolutions` as the source of its convolution workspaces.
 
     The copy has the source's account and notes, and functions that return a convolution's workspaces and the
     sizes requested after a refusal.

@@ -29,25 +29,19 @@ class ProgramStore(Protocol):
     """
 
     def get(self, job: Job, target: Target, batch: int | None = None) -> Sequence[Program]:
-        """Return a job's programs for the target.
+        """Return a job's stored programs for the target, or with `batch` the program of its run at `batch`.
 
-        With `batch`, the result is the program of a run at `batch`.
+        Returns () if nothing is stored.
         """
 
     def put(self, job: Job, target: Target, program: Program) -> None:
-        """Store a program for the target, if the store is writable.
-
-        Its variants for the target's compute capability are stored.
-        """
+        """Store a program with its variants for the target's compute capability, if the store is writable."""
 
     def get_job(self, job: Job) -> Job | None:
-        """Return the completed form of a job, or None if it is not stored.
-
-        The model's library has completed the job.
-        """
+        """Return the stored form of a job that its model's library completed, or None if it is not stored."""
 
     def put_job(self, job: Job, completed: Job) -> None:
-        """Store the completed form of a job, if the store is writable. It is found by the original job."""
+        """Store the completed form of a job under the original job, if the store is writable."""
 
 
 def complete_cached(job: Job, stores: Sequence[ProgramStore], complete: Callable[[Job], Job]) -> Job:
@@ -78,17 +72,14 @@ class UserCache:
     _fingerprints: dict[Job, Fingerprint | None] = field(default_factory=dict)
 
     def get(self, job: Job, target: Target, batch: int | None = None) -> Sequence[Program]:
-        """Return the cached programs of a job.
+        """Return a job's cached programs, or with `batch` the program of its run at `batch`.
 
-        With `batch`, they are the programs of its run at `batch`. Returns () if no program is cached.
+        Returns () if none is cached.
         """
         return self._get(job, _entry(target, batch), "trace", lambda file: load_targets(file, target)) or ()
 
     def put(self, job: Job, target: Target, program: Program) -> None:
-        """Store a program for the target's compute capability.
-
-        Its rules, and its variants for other capabilities, are left out.
-        """
+        """Store a program without its rules and without its variants for other compute capabilities."""
         variants = program.targets[target.capability]
         key = self._key(job, _entry(target, variants.min_batch if program.is_constant(target) else None))
         if key is not None:
@@ -96,14 +87,11 @@ class UserCache:
             self.directory.put(key, [one], {"torch": program.torch})
 
     def get_job(self, job: Job) -> Job | None:
-        """Return the completed form of a job, or None if it is not validly cached.
-
-        The model's library has completed the job.
-        """
+        """Return the cached form of a job that its model's library completed, or None if none is valid."""
         return self._get(job, {"holds": "job"}, "job", partial(_completed_of, job))
 
     def put_job(self, job: Job, completed: Job) -> None:
-        """Store the completed form of a job. It is found by the original job."""
+        """Store the completed form of a job under the original job."""
         key = self._key(job, {"holds": "job"})
         if key is not None:
             self.directory.put(key, [], {"completed": job_to_json(completed)})
@@ -130,9 +118,9 @@ class UserCache:
 
 
 def _completed_of(job: Job, file: ProgramFile) -> Job:
-    """Return the completed job in a file.
+    """Return the completed job in a file, or raise ValueError if it names other code than `job`.
 
-    It is refused if it names other code than `job`. Raises ValueError, or the errors of `job_from_json`.
+    Also raises the errors of `job_from_json`, and KeyError if the file has no completed job.
     """
     completed = job_from_json(file.about["completed"])
     for name in ("model", "source", "optimizer", "deepspeed"):
@@ -144,10 +132,7 @@ def _completed_of(job: Job, file: ProgramFile) -> Job:
 
 
 def _entry(target: Target, batch: int | None) -> dict[str, Any]:
-    """Return the part of a cache key that identifies a program or a run.
-
-    It is a run if `batch` is not None.
-    """
+    """Return the part of a cache key that identifies the program, or with `batch` the run at `batch`."""
     if batch is None:
         return {"holds": "program", "capability": list(target.capability)}
     numbers = {"capability": list(target.capability), "batch": batch, "sm_count": target.sm_count}
@@ -222,10 +207,7 @@ class BundledStore:
         return index if is_ours else {}
 
     def _is_current(self, name: str) -> bool:
-        """Return whether a job is bundled for the installed libraries.
-
-        Each of its libraries must be absent or have the bundled version.
-        """
+        """Return whether a job is bundled, and each of its libraries is absent or has the bundled version."""
         versions = self._index.get("versions", {}).get(name)
         if versions is None:
             return False
@@ -234,9 +216,6 @@ class BundledStore:
 
 
 def bundled_name(job: Job) -> str:
-    """Return the job's name in the index of bundled programs.
-
-    It is a hash of the options that affect the trace.
-    """
+    """Return the job's name in the index of bundled programs, a hash of the options that affect the trace."""
     text = json.dumps(job_to_json(trace_relevant_fields(job)), sort_keys=True)
     return sha256(text.encode()).hexdigest()[:16]

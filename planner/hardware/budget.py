@@ -47,10 +47,7 @@ OTHER_LIMITS = 8  # an even number, so that the likeliest limit is among them
 
 
 class Budget(Struct, frozen=True):
-    """The memory limits that a GPU leaves to the allocator at a confidence.
-
-    The figures behind the limits are included.
-    """
+    """The memory limits that a GPU leaves to the allocator at a confidence, with the figures behind them."""
 
     device: Device
     confidence: float
@@ -74,10 +71,7 @@ class Budget(Struct, frozen=True):
 
     @property
     def bound_bytes(self) -> int | None:
-        """Return the bound on reserved memory from the cap, or else from the allocator's configuration.
-
-        Returns None if neither sets a bound.
-        """
+        """Return the bound on reserved memory: the cap, else the bound of the configuration, else None."""
         fraction_bytes = self.limits.config.memory_limit_bytes(self.device.usable.value)
         return fraction_bytes if self.cap_bytes is None else self.cap_bytes
 
@@ -128,7 +122,7 @@ def _lower_confidences(confidence: float) -> tuple[float, ...]:
 
 
 def limits_at(budget: Budget, confidence: float) -> MemoryLimits | None:
-    """Return the memory limits of a replay at a confidence from 0 to 1.
+    """Return the memory limits of a replay at a confidence between 0 and 1.
 
     Returns None if no limit bounds the replay, which is possible only at a confidence below 0.5.
     """
@@ -166,7 +160,7 @@ def judge_budget(budget: Budget, job: Job, trace: Trace) -> Budget:
 
 
 def with_likeness(budget: Budget, likeness: Likeness) -> Budget:
-    """Return the budget with the margins of another `Likeness`. The memory limits are recomputed."""
+    """Return the budget with memory limits recomputed for the margins of another `Likeness`."""
     if likeness == budget.likeness:
         return budget
     return make_budget(

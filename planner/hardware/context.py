@@ -41,14 +41,11 @@ def stacks_mib(capability: tuple[int, int], sm_count: int) -> float:
 
 
 def context_size(capability: tuple[int, int], sm_count: int) -> ContextSize:
-    """Return the estimated size of the CUDA context.
-
-    It follows from the number of threads that the GPU can hold.
-    """
+    """Return the size of a CUDA context, estimated from the number of threads that the GPU can hold."""
     return ContextSize(round(BASE_MIB + STACKS_SHARE * stacks_mib(capability, sm_count)), SPREAD_MIB)
 
 
 def typical_context() -> ContextSize:
-    """Return the estimated CUDA context of a typical GPU. The deviation covers the known GPUs."""
+    """Return the estimated CUDA context of a typical GPU, with a deviation that covers the known GPUs."""
     spread = hypot(SPREAD_MIB, STACKS_SHARE * TYPICAL_STACKS_SPREAD_MIB)
     return ContextSize(round(BASE_MIB + STACKS_SHARE * TYPICAL_STACKS_MIB), round(spread))

@@ -90,10 +90,7 @@ class Device(Struct, frozen=True):
 
     @property
     def outside(self) -> tuple[int, float]:
-        """Return the bytes of a process outside torch's allocator, and their deviation.
-
-        They are the context and NCCL.
-        """
+        """Return the bytes of a process's CUDA context and of NCCL, and their standard deviation."""
         if self.nccl is None:
             return self.context.value, self.context.spread
         return self.context.value + self.nccl.value, hypot(self.context.spread, self.nccl.spread)
@@ -127,9 +124,9 @@ GENERIC_CONTEXT = _derived(
 
 
 def generic_context(capability: tuple[int, int], about: ProductInfo | None) -> SourcedBytes:
-    """Return the estimated CUDA context of a GPU.
+    """Return the CUDA context estimated from the multiprocessors in `about`, or the median GPU's context.
 
-    It follows from the multiprocessors, if known, else from a median GPU.
+    The median is used if the number of multiprocessors is unknown.
     """
     if about is None or about.multiprocessors is None:
         return GENERIC_CONTEXT
@@ -139,9 +136,9 @@ def generic_context(capability: tuple[int, int], about: ProductInfo | None) -> S
 
 
 def generic_usable(total_bytes: int) -> SourcedBytes:
-    """Return an estimate of the total memory that torch reports for a GPU.
+    """Return the total memory that torch reports for a GPU, estimated from nvidia-smi's total, `total_bytes`.
 
-    It is nvidia-smi's total, `total_bytes`, minus 398 MiB and 0.23 %.
+    It is 398 MiB and 0.23 % less.
     """
     reserved_bytes = DRIVER_MIB * MIB + round(DRIVER_SHARE * total_bytes)
     source = f"total less {DRIVER_MIB} MiB and {DRIVER_SHARE:.2%}: the known GPUs' line"

@@ -95,9 +95,9 @@ class Margins(Struct, frozen=True):
 
 
 def margins_of(likeness: Likeness) -> Margins:
-    """Return the margins of published runs, widened by the job's departures.
+    """Return the margins from the published runs of the job's kind, widened by the job's departures.
 
-    The runs are of the kind that the job resembles. Raises DataFileError.
+    If the job has a feature that no run has, the margins are the widest of all kinds. Raises DataFileError.
     """
     published = load_residuals()
     own = published.kinds[likeness.kind]
@@ -146,10 +146,9 @@ def kind_of(job: Job, trace: Trace) -> RunKind:
 
 
 def kind_without_trace(job: Job) -> RunKind:
-    """Return the kind of run that a job's options imply.
+    """Return TEXTS if the lengths of a job's samples vary by its options, else CONVOLUTIONS.
 
-    It is TEXTS if lengths vary, else CONVOLUTIONS. If the options do not say whether lengths vary, they vary
-    if an input is a sequence of integers.
+    If the options do not say whether lengths vary, they vary if an input is a sequence of integers.
     """
     if job.samples.lengths is not None:
         return RunKind.TEXTS if job.samples.lengths is Lengths.VARYING else RunKind.CONVOLUTIONS
@@ -158,7 +157,7 @@ def kind_without_trace(job: Job) -> RunKind:
 
 
 def lengths_of(job: Job, trace: Trace) -> tuple[Lengths, str]:
-    """Return whether real samples vary in length, and the input that shows it.
+    """Return VARYING or FIXED for the lengths of real samples, and the input that shows that they vary.
 
     The input is "" if the user gives the lengths, or if samples do not vary.
 

@@ -16,7 +16,7 @@ from planner.hardware.device import GENERIC_CONTEXT, Device, FigureKind, Sourced
 
 
 def local_device(folder: Path = DEVICES_FOLDER, nvml: Any = None) -> Device:
-    """Return this machine's first GPU, as pynvml finds it.
+    """Return this machine's first GPU as pynvml finds it, with the database's figures if it has the GPU.
 
     Raises NoGpuError without a GPU, a driver or nvidia-ml-py.
     """
@@ -41,10 +41,9 @@ def local_device(folder: Path = DEVICES_FOLDER, nvml: Any = None) -> Device:
 
 
 def detected_device(gpu: str, versions: Versions, folder: Path = DEVICES_FOLDER) -> Device:
-    """Return the device for a detected GPU.
+    """Return a detected GPU from the database, or else a device made of the figures in `versions`.
 
-    It is from the database, or else from the figures in `versions`. Raises UsageError if no memory size is
-    known.
+    Raises UsageError if no memory size is known.
     """
     devices = [device for device in load_devices(folder) if is_same_gpu(device, gpu, versions)]
     if devices:

@@ -23,7 +23,7 @@ TOLERANCE = 0.1  # as a share of the smaller of a probability and its complement
 def estimate_oom_probability(
     budget: Budget, trace: Trace, run: Replay, limit_replays: Iterable[tuple[MemoryLimits, Replay]] = ()
 ) -> float | None:
-    """Return the probability that the batch of `run` runs out of memory on the GPU.
+    """Return the probability that a replayed batch runs out of memory on the GPU.
 
     Returns None if nothing bounds the memory, or if no run resembles the job and no calibration has a line
     for it. `run` is a replay that did not fail, under limits of the budget's configuration. The smallest
@@ -68,7 +68,7 @@ def _probability_of_failures(budget: Budget, known: Sequence[tuple[float, bool]]
 
 
 def oom_probability_at(budget: Budget, need_bytes: float) -> float:
-    """Return the probability that a run runs out of memory if its replay needs at least `need_bytes`.
+    """Return the probability that a run is out of memory if its replay fits in `need_bytes` but not in less.
 
     The result is the larger of the probabilities of exceeding the GPU and the cap, as one error causes both.
     """

@@ -47,13 +47,13 @@ class PriceList(Struct, frozen=True):
     unknown: tuple[str, ...]  # accelerators that the database does not have
 
     def sentence(self) -> str:
-        """Return a phrase on the prices, with their date, file and kind. The kind is spot or on demand."""
+        """Return a phrase on the prices: their date, its source, the file, and "spot" or "on demand"."""
         kind = "spot" if self.is_spot else "on demand"
         return f"prices of {self.date.isoformat()} ({self.date_source}) from {self.file}, {kind}"
 
 
 def read_prices(path: Path, given_date: str | None = None, is_spot: bool = False) -> PriceList:
-    """Return the cheapest instance with each GPU of the database, from a file of prices.
+    """Read a file of prices, and return the cheapest instance with each GPU of the database.
 
     The date is `given_date`, else it is read from a comment at the top of the file or from the file's name,
     else it is the day of the file's last change. Raises DataFileError with the line, and UsageError for an
@@ -103,7 +103,7 @@ def _day(text: str) -> date | None:
 
 
 def _rows(path: Path, text: str, column: str) -> Iterator[tuple[str, Offer | None]]:
-    """Yield the accelerator and the offer of each row with whole GPUs. The offer is None without a price."""
+    """Yield the accelerator and the offer, or None without a price, of each row with whole GPUs."""
     lines = ("" if line.startswith("#") else line for line in text.splitlines())
     reader = csv.reader(lines, strict=True)
     names: list[str] = []

@@ -112,7 +112,10 @@ def quantile(rising: Sequence[float], share: float) -> float:
 
 
 def load_residuals(path: Path = RESIDUALS_FILE) -> Published:
-    """Return the residuals of all kinds. Raises DataFileError if the file is unreadable or incomplete."""
+    """Read the residuals of all kinds of runs and the deviations of all doubts from a file.
+
+    Raises DataFileError if the file is unreadable or incomplete.
+    """
     try:
         published = decode_json(path.read_bytes(), Published)
         if published.kinds.keys() != set(RunKind) or published.doubts.keys() != set(Doubt):

@@ -44,7 +44,7 @@ def load_names(vocabulary: Vocabulary, folder: Path = DEVICES_FOLDER) -> Mapping
 
 
 def known_names(device: Device, names: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the scheduler's names of a GPU. A MIG slice has the names of the whole GPU."""
+    """Return the names in `names` of a GPU, or of the whole GPU for a MIG slice, or () if there are none."""
     part = mig_slice(device)
     return names.get(device.name if part is None else part.gpu, ())
 

@@ -76,7 +76,7 @@ def check_contribution(path: Path) -> list[str]:
 
 
 def _public_job(job: Job, read: Callable[[Path], bytes]) -> Job:
-    """Return the job, with a private model's name replaced by a digest. An example is a user's file."""
+    """Return the job, with the name of a private model, such as a user's file, replaced by a digest."""
     structure = dict(job.model.args).get("structure")
     name = job.model.origin
     if structure is not None and len(job.model.args) == 1:

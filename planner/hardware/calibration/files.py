@@ -52,10 +52,7 @@ Fitter = Callable[[Sequence[Point]], Fit | NoFit]
 
 
 class Origins(Struct, frozen=True):
-    """The source, the remark and the torch version of a calibration file.
-
-    The version is of the torch that traced the replays.
-    """
+    """The source and the remark of a calibration file, and the version of torch that traced the replays."""
 
     source: Origin
     about: str
@@ -115,7 +112,7 @@ def check_folders(folders: Sequence[Path]) -> Sequence[Path]:
 
 
 def file_name(key: Key) -> str:
-    """Return the file name for a key. It has the GPU, model and optimizer, then a digest of the key."""
+    """Return the file name for a key: the GPU, model and optimizer, then a digest of the key."""
     document = json.dumps(_key_to_json(key), sort_keys=True)
     model = key.job.model.origin
     readable = re.sub(r"[^a-z0-9]+", "-", f"{key.gpu} {model} {key.job.loop.optimizer}".lower()).strip("-")
@@ -271,9 +268,9 @@ def _point_to_json(point: Point) -> dict[str, Any]:
 
 
 def _locked(folder: Path) -> AbstractContextManager[Any]:
-    """Create a folder and lock it against other processes.
+    """Create a folder, lock it against other processes, and return a context manager that unlocks it.
 
-    Returns a context manager that unlocks it. Raises DataFileError if the folder cannot be written.
+    Raises DataFileError if the folder cannot be written.
     """
     from filelock import FileLock
 

@@ -117,7 +117,7 @@ def fit_points(points: Sequence[Point]) -> Fit | NoFit:
 
 
 def leave_one_batch_out(points: Sequence[Point]) -> list[LeftOut]:
-    """Predict each unconstrained run by a line fitted to the runs at other batch sizes.
+    """Predict the peak of each unconstrained run by a line fitted to the runs at other batch sizes.
 
     At least four batch sizes are needed.
     """
@@ -179,10 +179,7 @@ def _median_context_bytes(points: Sequence[Point]) -> float | None:
 
 
 def _expected_overhead(points: Sequence[Point], context: bool) -> float | None:
-    """Return the line's expected overhead in MiB.
-
-    Returns None if peaks include a context that no run measured.
-    """
+    """Return the line's expected overhead in MiB, or None if peaks include a context that no run measured."""
     if not context:
         return 0.0 if points[0].observation.source == "emulated" else LAZY_MIB  # no kernels are loaded there
     shown = _median_context_bytes(points)  # after the third step, with lazily loaded code
@@ -220,9 +217,9 @@ def _line(x: Floats, y: Floats, expected: float | None) -> tuple[float, float]:
 
 
 def _usual_scale(points: Sequence[Point]) -> float:
-    """Return the standard deviation, in MiB, of published runs of the same kind from their replays.
+    """Return the usual deviation of runs from their replays, in MiB at the points' mean replayed peak.
 
-    It is the deviation at the points' mean replayed peak.
+    It is the standard deviation of published runs of the same kind.
     """
     kind = kind_without_trace(points[0].observation.job)
     share = load_residuals().kinds[kind].verdicts.scale

@@ -78,14 +78,14 @@ def find_calibration(stored: Sequence[Calibration], query: CalibrationQuery) -> 
 
 
 def _contributed(correction: Correction) -> Correction:
-    """Return a correction marked as contributed. It has at least the extra spread for other versions."""
+    """Return a correction marked as contributed, with at least the extra spread for other versions."""
     extra = max(correction.extra_spread_bytes, CONTEXT_SPREAD_BYTES)
     about = f"contributed by a user: {correction.about}"
     return replace(correction, about=about, extra_spread_bytes=extra)
 
 
 def find_run(stored: Iterable[Calibration], query: CalibrationQuery, batch: int) -> Observation | None:
-    """Return a stored run of the same job, batch size and GPU, or None.
+    """Return the first stored run of the query's job and GPU at `batch` with a usable peak, or None.
 
     The run is unconstrained, not emulated, and its allocated peak is known.
     """
@@ -100,10 +100,10 @@ def find_run(stored: Iterable[Calibration], query: CalibrationQuery, batch: int)
 
 
 def is_same_gpu(device: Device, gpu: str, versions: Versions) -> bool:
-    """Return whether the GPU named `gpu` is `device`.
+    """Return whether the GPU with the name `gpu` and the memory sizes in `versions` is `device`.
 
-    The name is from torch, nvidia-smi or the device database. The memory sizes in `versions`, if known, must
-    agree with the device within 5 % too.
+    The name is from torch, nvidia-smi or the device database. The memory sizes, if known, must agree with the
+    device within 5 %.
     """
     if device_key(gpu) not in map(device_key, (device.name, *device.aliases)):
         return False
@@ -133,7 +133,7 @@ def _find(usable: Sequence[Calibration], query: CalibrationQuery) -> Correction 
 
 
 def _by_job(here: Sequence[Calibration], query: CalibrationQuery) -> Correction | None:
-    """Return the correction from a fit of the same job, or None.
+    """Return the correction from a fitted line of the query's job, or None if there is none.
 
     A fit under the queried version of torch is preferred. All calibrations are of one GPU.
     """
@@ -156,7 +156,7 @@ def _by_fit(level: MatchLevel, calibrations: Iterable[Calibration]) -> Correctio
 
 
 def _by_context(level: MatchLevel, calibrations: Iterable[Calibration]) -> Correction | None:
-    """Return a correction of the context alone, from the median of the runs, or None."""
+    """Return a correction of the context alone, to the median of the known contexts, or None without any."""
     with_context = [one for one in calibrations if one.contexts]
     if not with_context:
         return None

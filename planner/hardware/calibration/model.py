@@ -85,7 +85,7 @@ class Observation(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def rise_bytes(self) -> int | None:
-        """Return the rise of a process's memory from before the first tensor to its peak, or None."""
+        """Return the rise of a process's memory from the first tensor to its peak, or None if unknown."""
         if self.process_rise_bytes is not None:
             return self.process_rise_bytes
         if self.process_peak_bytes is None or self.context_before_bytes is None:

@@ -105,10 +105,9 @@ class AnswerCache:
         return answers, size_bytes
 
     def clear(self) -> tuple[int, int]:
-        """Delete the file.
+        """Delete the file, and return the number of answers and the size in bytes that it had.
 
-        Returns the number of answers and the size in bytes that it had. Raises DataFileError if the file
-        cannot be deleted.
+        Raises DataFileError if the file cannot be deleted.
         """
         stats = self.stats()
         try:
@@ -203,10 +202,9 @@ def _writing(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _write(path: Path, answers: dict[bytes, bytes], limit_bytes: int) -> None:
-    """Add answers to the cache file.
+    """Add answers to the cache file, and delete the older half of the answers if it exceeds the limit.
 
-    A damaged file is replaced, and a failed write is ignored. If the file is then above the limit, the older
-    half of its answers is deleted.
+    A damaged file is replaced, and a failed write is ignored.
     """
     if not answers:
         return

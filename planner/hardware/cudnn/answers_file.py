@@ -134,7 +134,7 @@ class AnswersFile:
         return Curves(*_unpack_columns(self._read(block)))
 
     def tables(self) -> Tables:
-        """Return all curves of the file. The keys are the `Kind`, the group of GPUs and the convolution."""
+        """Return all curves of the file, by `Kind`, group of GPUs and key of the convolution."""
         return {
             kind: {gpus: dict(self._answered(kind, gpus)) for gpus in self.gpus(kind)} for kind in self._kinds
         }

@@ -55,10 +55,9 @@ class Cudnn:
     _asked: Counter[bool] = field(default_factory=Counter)  # number of queries to each process in `_workers`
 
     def workspaces(self, capability: tuple[int, int], multiprocessors: int, query: Convolution) -> Workspaces:
-        """Return a convolution's workspace if `cudnn.benchmark` is off.
+        """Return a convolution's workspace with `cudnn.benchmark` off, or 0 bytes if cuDNN has no engine.
 
-        It is the workspace of the first engine of cuDNN's heuristics that PyTorch can run, or 0 if there is
-        no engine.
+        It is the workspace of the first engine of cuDNN's heuristics that PyTorch can run.
         """
         engines = self.engines(capability, multiprocessors, query, every=False)
         return Workspaces(engines[0].workspace_bytes, engine=engines[0]) if engines else Workspaces(0)
@@ -66,7 +65,7 @@ class Cudnn:
     def benchmarked(
         self, capability: tuple[int, int], multiprocessors: int, query: Convolution
     ) -> Workspaces:
-        """Return a convolution's workspaces if `cudnn.benchmark` is on: the first engine's and the largest.
+        """Return a convolution's workspaces with `cudnn.benchmark` on: the first engine's and the largest.
 
         The largest workspace of all engines is allocated while they are timed (generate_and_filter_plans).
         The engine that the timing selects is unknown in advance, and is assumed to be the first engine of the
@@ -81,10 +80,10 @@ class Cudnn:
     def engines(
         self, capability: tuple[int, int], multiprocessors: int, query: Convolution, *, every: bool
     ) -> tuple[Engine, ...]:
-        """Return cuDNN's engines for a convolution, in the order of its heuristics.
+        """Return cuDNN's first engine for a convolution, or if `every` all engines in cuDNN's order.
 
-        If `every`, they are all engines that PyTorch times with `benchmark`, otherwise only the first engine.
-        Returns () if cuDNN has no engine for the convolution.
+        All engines are the engines that PyTorch times with `benchmark`. Returns () if cuDNN has no engine for
+        the convolution.
         """
         count = multiprocessors if capability < SAME_FOR_ALL_COUNTS else 0
         key = (capability, count, query, every)
@@ -191,9 +190,9 @@ def _open_cached(folder: Path, library: bytes) -> "LibraryAnswers | None":
 
 
 def _start(where: str, folder: Path, cublaslt: Path | None, gpu: str) -> tuple[Worker, int]:
-    """Start a process that loads the library, and return the process and version.
+    """Start a process that loads a cuDNN library, and return the process and the library's version.
 
-    The version is the library's. Raises UsageError if the library cannot be loaded.
+    Raises UsageError if the library cannot be loaded.
     """
     child = str(Path(__file__).with_name("worker.py"))
     stand_in = [] if cublaslt is None else [str(cublaslt), gpu]

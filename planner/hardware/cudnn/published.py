@@ -23,7 +23,7 @@ CHANNELS_IN, CHANNELS_OUT = range(48, 449), range(416, 1809)
 
 
 def image_wise_terms(convolution: Convolution) -> int | None:
-    """Return the number of terms per sum of a weight gradient, if cuDNN may compute it image by image.
+    """Return the number of terms in each sum of a weight gradient that cuDNN may compute image by image.
 
     Returns None for other convolutions.
 

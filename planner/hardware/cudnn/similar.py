@@ -17,7 +17,7 @@ _WIDEST = 8
 
 
 class Operands(NamedTuple):
-    """The numbers of elements of a convolution's operands. Input and output are counted for one sample."""
+    """The numbers of elements of a convolution's operands, with input and output for one sample."""
 
     per_sample: int  # of input and output
     weight: int
@@ -56,10 +56,7 @@ class Similar(NamedTuple):
 
 
 def family_of(key: str) -> str:
-    """Return the features that similar convolutions share, as a text.
-
-    They are direction, kernel, stride, dilation and type of grouping.
-    """
+    """Return the features of a family as a text: direction, kernel, stride, dilation and grouping."""
     letter, x, w, _, stride, dilation = key.split(" ")
     channels, kernel = x.partition("x")[0], w.split("x", 2)
     groups = "dense" if kernel[1] == channels else "depthwise" if kernel[1] == "1" else "grouped"

@@ -47,10 +47,7 @@ class Borrowed(NamedTuple):
 
     @property
     def distance(self) -> float:
-        """Return the size difference to the farthest similar convolution.
-
-        The unit is doublings, summed over all dimensions.
-        """
+        """Return the size difference to the farthest lender, in doublings summed over all dimensions."""
         return max(similar.distance for _, similar in self.lenders)
 
     def at(self, batch: int) -> int:
@@ -89,7 +86,7 @@ class Answers:
         return None if place is None else self.curves[place]
 
     def find_similar(self, key: str) -> Borrowed | None:
-        """Return the answer from the most similar convolutions, or None if the family has no answers."""
+        """Return an answer derived from the most similar stored convolutions, or None if none is similar."""
         if key not in self._borrowed:
             self._borrowed[key] = self._borrow(key)
         return self._borrowed[key]
@@ -165,7 +162,7 @@ class StoredWorkspaces:
         return None
 
     def account(self, capability: Capability, sm_count: int) -> WorkspaceAccount:
-        """Return an account of the answers: exact, approximate or missing.
+        """Return an account of the answers given for a GPU so far: exact, approximate or missing.
 
         Notes are included. Answers are approximate if some come from similar convolutions or other GPUs, or
         with `benchmark`.

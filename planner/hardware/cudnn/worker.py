@@ -191,10 +191,7 @@ def _convolution(library: Library, made: ExitStack, question: dict[str, Any]) ->
 
 
 def _configs(library: Library, made: ExitStack, graph: Any, device: Any, mode: int, most: int) -> list[Any]:
-    """Return up to `most` engine configurations of a heuristics mode, in cuDNN's order.
-
-    Returns [] if cuDNN refuses the query.
-    """
+    """Return up to `most` engine configurations in cuDNN's order, or [] if cuDNN refuses the query."""
     heuristics = library.create(_HEURISTICS, made)
     library.set(heuristics, 201, "descriptor", graph)
     library.set(heuristics, 200, "heuristic", mode)
@@ -246,10 +243,9 @@ def _pointers(descriptors: Sequence[Any]) -> Any:
 
 
 def main() -> None:
-    """Answer each query on standard input with its engines.
+    """Answer each query on standard input with its engines, and an empty query with cuDNN's version.
 
-    An empty query is answered with cuDNN's version. The answer to an empty query is an error if the library
-    cannot be loaded.
+    The answer to an empty query is an error if the library cannot be loaded.
     """
     _, folder, device, *stand_in = sys.argv
     if stand_in:

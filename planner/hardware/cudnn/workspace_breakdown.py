@@ -90,10 +90,10 @@ def _of_layer(trace: Trace, birth: Alloc, row: ConvWorkspace) -> LayerWorkspace:
 
 
 def name_parts(query: Convolution, notes: tuple[str, ...], workspace_bytes: int) -> Parts:
-    """Return parts that add up to the workspace, the largest first.
+    """Return parts that add up to `workspace_bytes`, the largest first, with an unnamed rest last.
 
-    An unnamed rest comes last. `notes` are the notes of cuDNN's engine. x, w and y are the input, the weights
-    and the output of the convolution, or their gradients.
+    `notes` are the notes of cuDNN's engine. x, w and y are the input, the weights and the output of the
+    convolution, or their gradients.
     """
     if workspace_bytes <= 0:
         return ()
@@ -107,7 +107,7 @@ def name_parts(query: Convolution, notes: tuple[str, ...], workspace_bytes: int)
 
 
 def _exact(query: Convolution, transforms: list[str], workspace_bytes: int) -> Parts:
-    """Return parts that explain all of the workspace except a small rest, or ()."""
+    """Return parts that leave at most a small rest of the workspace unexplained, or () if none do."""
     for part in _whole(query, transforms):
         if 0 <= workspace_bytes - part.size_bytes <= _TILE_REST_BYTES:
             return (part,)
@@ -126,7 +126,7 @@ def _exact(query: Convolution, transforms: list[str], workspace_bytes: int) -> P
 
 
 def _loose(query: Convolution, workspace_bytes: int) -> Parts:
-    """Return copies of operands that fill all but a limited share of the workspace, or ()."""
+    """Return copies of operands that leave at most a limited share of the workspace, or () if none do."""
     shares = [_LARGEST_LOOSE_SHARE]
     if not query.channels_last or _ELEMENT_BYTES[query.dtype] != 2:  # else tensor cores read without copies
         shares.append(_LARGEST_UNNAMED_SHARE)
@@ -135,10 +135,7 @@ def _loose(query: Convolution, workspace_bytes: int) -> Parts:
 
 
 def _almost(copies: Iterable[Parts], workspace_bytes: int, rest_bytes: float) -> Parts | None:
-    """Return the first of `copies` that leaves at most `rest_bytes` of the workspace unexplained.
-
-    Returns None if there is none.
-    """
+    """Return the first of `copies` that leaves at most `rest_bytes` of the workspace unexplained, or None."""
     return next((one for one in copies if 0 <= workspace_bytes - _bytes_of(one) <= rest_bytes), None)
 
 
@@ -214,7 +211,7 @@ def _copies(query: Convolution) -> Iterator[Parts]:
 def _sized(
     query: Convolution, letters: tuple[str, ...], float32: Mapping[str, tuple[int, ...]]
 ) -> Iterator[Parts]:
-    """Yield the copies of tensors for each combination of padded sizes."""
+    """Yield one copy of each tensor in `letters` and `float32`, for each combination of padded sizes."""
     kinds = [(Term.COPY, letter, _sizes(query, letter)) for letter in letters]
     kinds += [(Term.FLOAT32, letter, sizes) for letter, sizes in float32.items()]
     for chosen in product(*(sizes for _, _, sizes in kinds)):

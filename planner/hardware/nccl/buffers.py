@@ -75,12 +75,12 @@ def nccl_of_torch(version: TorchVersion) -> tuple[int, int]:
 
 
 def communicator_mib(communicator: Communicator) -> Range:
-    """Return the size of one communicator's buffers in MiB."""
+    """Return the range of the size of one communicator's buffers, in MiB."""
     return Range(*(_buffers(communicator, pick) for pick in (_low, _likely, _high)))
 
 
 def nccl_mib(communicator: Communicator, count: int) -> Range:
-    """Return the memory of `count` equal communicators and of NCCL's kernels in a process, in MiB."""
+    """Return the range of the memory of `count` equal communicators and of NCCL's kernels, in MiB."""
     each = communicator_mib(communicator)
     return Range(*(kernels + count * one for kernels, one in zip(KERNELS, each, strict=True)))
 
@@ -98,7 +98,7 @@ def _high(size: Range) -> float:
 
 
 def _buffers(communicator: Communicator, pick: Callable[[Range], float]) -> float:
-    """Return the size of a communicator's buffers in MiB. `pick` selects the low, likely or high size."""
+    """Return the size of a communicator's buffers in MiB, the low, likely or high size as `pick` selects."""
     nccl, capability, ranks = communicator.nccl, communicator.capability, pick(communicator.ranks)
     has_nvlink = capability in _NVLINK_CHANNELS or capability >= (10, 0) and capability[0] < 12
     channels = pick(_NVLINK_CHANNELS.get(capability, _NEWER_CHANNELS) if has_nvlink else _OTHER_CHANNELS)

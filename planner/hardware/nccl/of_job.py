@@ -16,10 +16,9 @@ from planner.program import torch_version_of
 
 
 def with_nccl_of(budget: Budget, job: Job) -> Budget:
-    """Return the budget with NCCL's memory subtracted.
+    """Return the budget less NCCL's memory in a process of the job, or unchanged without communicators.
 
-    The budget is unchanged if the job uses no communicator. The spread of NCCL's memory is half the distance
-    from the likely figure to the farther end of the range.
+    The spread of NCCL's memory is half the distance from the likely figure to the farther end of the range.
     """
     count = communicators_of(job)
     if not count:

@@ -12,7 +12,7 @@ SegmentAction = Literal["segment_alloc", "segment_free", "segment_map", "segment
 
 
 class SegmentEvent(NamedTuple):
-    """A change of the reserved memory.
+    """A segment or pages that the allocator took from CUDA or returned to CUDA.
 
     `action` has the name in `torch.cuda.memory._record_memory_history`.
     """
@@ -41,7 +41,7 @@ class SegmentState(Struct, frozen=True):
 
     @classmethod
     def of(cls, piece: "tuple[Block, ...]") -> "SegmentState":
-        """Create the state of adjacent blocks, each of which is in use or cached."""
+        """Create the state of a piece from its adjacent blocks, none of them unmapped."""
         states = tuple(BlockState(block.address, block.size_bytes, block.in_use) for block in piece)
         size_bytes = sum(block.size_bytes for block in piece)
         pool = piece[0].pool
@@ -49,7 +49,7 @@ class SegmentState(Struct, frozen=True):
 
 
 class Block:
-    """A piece of a segment that is in use, cached or unmapped.
+    """A block of memory within a segment: in use, cached or unmapped.
 
     A cached block is free and in its pool's index. An unmapped block is a part of a virtual address range.
     `prev` and `next` are its neighbours in the segment. When two blocks merge, the object of the lower block
@@ -83,7 +83,7 @@ class Block:
         return self.prev is not None or self.next is not None
 
     def split_off(self, size_bytes: int) -> "Block":
-        """Shrink the block to its lower `size_bytes`, and return the rest as a block.
+        """Shrink the block to its lower `size_bytes`, and return the rest as a new block.
 
         The rest is neither cached nor in use.
         """
@@ -105,7 +105,10 @@ class Block:
         return rest
 
     def absorb(self, upper: "Block") -> None:
-        """Merge the next block into this block. `upper` must be in no pool, and is invalid afterwards."""
+        """Merge `upper`, the next block, into this block.
+
+        `upper` must be in no pool, and is invalid afterwards.
+        """
         self.size_bytes += upper.size_bytes
         self.next = upper.next
         if upper.next is not None:

@@ -85,7 +85,7 @@ class CachingAllocator:
 
     @property
     def reserved_bytes(self) -> int:
-        """Return the bytes of all segments that are reserved from CUDA now."""
+        """Return the bytes of all segments and mapped pages that are reserved from CUDA now."""
         return self._segments.reserved_bytes
 
     @property
@@ -193,9 +193,9 @@ class CachingAllocator:
         insort(cached, (block.size_bytes, block.rank, block))
 
     def empty_cache(self) -> None:
-        """Release all wholly free segments to CUDA.
+        """Release wholly free segments, and free pages of expandable segments, to CUDA.
 
-        Free pages of expandable segments are released too. Memory of graph pools stays reserved.
+        Memory of graph pools stays reserved.
         """
         for turn in (1, 0):  # large, then small
             for stream in sorted(stream for stream in self._of_streams if stream < GRAPH_POOL):
@@ -213,10 +213,9 @@ class CachingAllocator:
     def copy(
         self, segment_events: list[SegmentEvent] | None = None
     ) -> tuple["CachingAllocator", dict[int, Block]]:
-        """Return a copy of the allocator, and the copy of each block.
+        """Return a copy of the allocator, and the copies of its blocks by the `id` of the original blocks.
 
-        The copies of blocks are keyed by the `id` of the original blocks. segment_events: a list to which
-        every change of the copy's reserved memory is appended.
+        segment_events: a list to which every change of the copy's reserved memory is appended.
         """
         twin = object.__new__(CachingAllocator)
         twin.__dict__.update(self.__dict__)
@@ -252,9 +251,9 @@ class CachingAllocator:
             raise ValueError(f"the block at {block.address:#x} is not in use: freed twice?")
 
     def _search(self, pool: BlockPool, size_bytes: int) -> int:
-        """Return the index in `pool.cached` of the block that serves a request.
+        """Return the index in `pool.cached` of the block that serves a request, or its length if none fits.
 
-        The method mirrors `get_free_block`. The length of `pool.cached` means that no block fits.
+        The method mirrors `get_free_block`.
         """
         cached = pool.cached
         if self._collects_garbage:
@@ -276,11 +275,11 @@ class CachingAllocator:
         return place if fits else len(cached)
 
     def _reserve(self, pool: BlockPool, size_bytes: int) -> Block | None:
-        """Return a block of new memory, or None if the request fails.
+        """Request memory from CUDA, and return it as a block, or None if the request fails.
 
-        Cached memory is released before the request fails, but not for a graph pool, and not at the memory
-        limit with `throw_on_cudamalloc_oom`. The method mirrors the second half of `malloc`, and counts
-        retries and out-of-memory failures.
+        If CUDA refuses, cached memory is released and the request is repeated, but not for a graph pool, and
+        not at the memory limit with `throw_on_cudamalloc_oom`. The method mirrors the second half of
+        `malloc`, and counts retries and out-of-memory failures.
         """
         if self._collects_garbage:
             self._collect_garbage()
@@ -353,7 +352,7 @@ def _make_pools(config: AllocatorConfig) -> tuple[BlockPool, BlockPool]:
 
 
 def _growable_bytes(block: Block) -> int:
-    """Return the size of a cached block and of any unmapped block right after it."""
+    """Return the total size of a cached block and, if the next block is unmapped, of the next block."""
     upper = block.next
     if upper is None or upper.in_use:  # it cannot be cached, or the two would have merged
         return block.size_bytes

@@ -14,15 +14,12 @@ from planner.allocator.config import round_up
 
 
 def range_bytes(device_total_bytes: int, page_bytes: int) -> int:
-    """Return the size of an expandable segment's address range.
-
-    It is 9/8 of the device's memory, rounded up to whole pages.
-    """
+    """Return the size of an expandable segment's address range: 9/8 of the device's memory in whole pages."""
     return max(page_bytes, round_up(device_total_bytes + device_total_bytes // 8, page_bytes))
 
 
 def find_free_range(pool: BlockPool, size_bytes: int) -> Block | None:
-    """Find enough adjacent free blocks, and return the first block, or None.
+    """Return the first of adjacent free blocks that have `size_bytes` together, or None if there are none.
 
     The run of free blocks with the lowest address is taken. Free blocks are cached or unmapped. A run is
     large enough if it has `size_bytes`. It must begin with an unmapped block, or with a cached block before
@@ -37,10 +34,10 @@ def find_free_range(pool: BlockPool, size_bytes: int) -> Block | None:
 
 
 def grow(start: Block, size_bytes: int, map_pages: Callable[[int, int], bool]) -> Block | None:
-    """Map pages until a free block holds `size_bytes`, and return the block, or None.
+    """Map pages until the free block that begins at `start` has `size_bytes`, and return the block.
 
-    The block begins at `start`. None is returned if mapping fails. `map_pages(address, size_bytes)` maps the
-    memory or returns False. Pages that were mapped before a refusal stay cached.
+    Returns None if mapping fails. `map_pages(address, size_bytes)` maps the memory or returns False. Pages
+    that were mapped before a refusal stay cached.
     """
     block: Block | None = start
     if not start.cached:
@@ -54,10 +51,10 @@ def grow(start: Block, size_bytes: int, map_pages: Callable[[int, int], bool]) -
 
 
 def shrink(block: Block, unmap_pages: Callable[[int, int], None]) -> Block | None:
-    """Unmap all whole pages in a cached block.
+    """Unmap all whole pages in a cached block; return the unmapped block if it is then the whole range.
 
-    Returns the unmapped block if it is then the whole range. `unmap_pages(address, size_bytes)` releases the
-    pages. None is returned if other pages of the range are still mapped, or the block has no whole page.
+    `unmap_pages(address, size_bytes)` releases the pages. None is returned if other pages of the range are
+    still mapped, or the block has no whole page.
     """
     assert block.range_address is not None
     pool = block.pool
@@ -78,9 +75,9 @@ def shrink(block: Block, unmap_pages: Callable[[int, int], None]) -> Block | Non
 
 
 def _insert_gap(gap: Block) -> Block | None:
-    """Merge an unmapped block with its unmapped neighbours.
+    """Merge an unmapped block with unmapped neighbours; return the result if it is the whole range.
 
-    Returns the merged block if it is the whole range. None is returned if other blocks remain in the range.
+    None is returned if other blocks remain in the range.
     """
     pool = gap.pool
     if gap.next is not None and _is_unmapped(gap.next):
@@ -95,9 +92,9 @@ def _insert_gap(gap: Block) -> Block | None:
 
 
 def _map(gap: Block, size_bytes: int, map_pages: Callable[[int, int], bool]) -> Block | None:
-    """Map the first pages of an unmapped block.
+    """Map the first pages of an unmapped block, and return them as a cached block, or None if it fails.
 
-    Returns the cached block, or None if `map_pages` fails. The pages are merged with cached neighbours.
+    The pages are merged with cached neighbours.
     """
     pool = gap.pool
     mapped_bytes = round_up(size_bytes, pool.page_bytes)

@@ -19,10 +19,10 @@ class Player:
         self._joiner = Joiner()
 
     def play(self, piece: Piece, step: int) -> bool:
-        """Replay a piece, and return whether no request has failed.
+        """Replay a piece as a part of step `step`, and return False if a request has failed until now.
 
-        The piece is replayed as a part of step `step`, and earlier failures count. Raises NotJoinedError if
-        the piece frees a variable that no earlier piece holds.
+        Failures in earlier pieces count. Raises NotJoinedError if the piece frees a variable that no earlier
+        piece holds.
         """
         return self.process.play(self._joiner.join(piece, step))
 

@@ -55,7 +55,7 @@ class PhasePeak(Struct, frozen=True):
 
 
 class Replay(Struct, frozen=True):
-    """The outcome, peaks and retries of a replay. The replay ends at the first failed request."""
+    """The outcome, peaks and retries of a replay, which ends at the first failed request."""
 
     batch: int
     outcome: Outcome
@@ -69,10 +69,7 @@ class Replay(Struct, frozen=True):
 
     @property
     def step_peaks(self) -> tuple[Peaks, ...]:
-        """Return the peaks of each step.
-
-        The first step includes the set-up; steps that did not begin are left out.
-        """
+        """Return the peaks of each step that began; the first step includes the set-up."""
         steps: list[list[PhasePeak]] = []
         last = 0
         for peak in self.phase_peaks:
@@ -110,7 +107,7 @@ def replay_trace(
     on_event: OnEvent | None = None,
     segment_events: list[SegmentEvent] | None = None,
 ) -> Replay:
-    """Replay a trace in a new process.
+    """Replay a trace in a new simulated process.
 
     The replay ends at the first request that fails. Changes of the reserved memory are appended to
     `segment_events`. Raises UsageError if the configuration limits the memory to a fraction of a total that
@@ -148,9 +145,9 @@ class ReplayedProcess:
         self._phases: list[PhasePeak] = []
 
     def play(self, trace: Trace, on_event: OnEvent | None = None) -> bool:
-        """Replay a trace, and return whether no request has failed.
+        """Replay a trace, and return False if a request has failed in this or an earlier trace.
 
-        Failures in earlier traces count. The replay ends at the first request that fails.
+        The replay ends at the first request that fails.
         """
         allocator, blocks, convolutions = self.allocator, self._blocks, trace.convolution_by_block()
         malloc, free, optional = allocator.malloc, allocator.free, self._optional
@@ -191,7 +188,7 @@ class ReplayedProcess:
         return self.failure is None
 
     def result(self, batch: int) -> Replay:
-        """Return the result of everything replayed so far."""
+        """Return the result of all traces replayed so far. `batch` is the batch size to state in it."""
         allocator, failure = self.allocator, self.failure
         phases = (*self._phases, *self._peaks_until(self._played)) or (self._phase_peak(),)
         if failure:
@@ -211,10 +208,9 @@ class ReplayedProcess:
         )
 
     def _peaks_until(self, index: int) -> tuple[PhasePeak, ...]:
-        """Return a tuple with the peaks of the current phase, or () if the phase is not listed.
+        """Return a tuple with the peaks of the current phase, or () if `Replay.phase_peaks` omits the phase.
 
-        The list is `Replay.phase_peaks`. A phase is not listed if it is not its step's first, has no events
-        before `index`, and is not the end.
+        A phase is not listed if it is not its step's first, has no events before `index`, and is not the end.
         """
         is_first = self._start.step > (self._phases[-1].step if self._phases else 0)
         is_listed = is_first or index - self._started > 1 or self._start.phase is Phase.END
@@ -264,13 +260,12 @@ def replay_with_breakdown(trace: Trace, limits: MemoryLimits) -> tuple[Replay, M
 
 
 class OptionalRequests:
-    """The handler of requests for convolution workspaces.
+    """A handler of requests for convolution workspaces, which tries other sizes after a refusal.
 
-    If a request is refused, other sizes are tried. PyTorch tries cuDNN's engines in order, and fails if no
-    workspace can be served. It reuses the engine for later calls of the same convolution, and starts again if
-    that engine's workspace is refused (ATen/native/cudnn: Conv_v8.cpp, `benchmark_cache`). If the workspaces
-    of the next engines are unknown, the process is assumed to continue without a workspace, also for later
-    requests of the same key and size.
+    PyTorch tries cuDNN's engines in order, and fails if no workspace can be served. It reuses the engine for
+    later calls of the same convolution, and starts again if that engine's workspace is refused
+    (ATen/native/cudnn: Conv_v8.cpp, `benchmark_cache`). If the workspaces of the next engines are unknown,
+    the process is assumed to continue without a workspace, also for later requests of the same key and size.
     """
 
     def __init__(self, following: NextWorkspaces | None = None) -> None:
@@ -291,7 +286,7 @@ class OptionalRequests:
         convolution: Convolution | None = None,
         stream: int = 0,
     ) -> Block | None:
-        """Allocate a workspace, or return None if no size can be served.
+        """Allocate a workspace of the first size that can be served, or return None if all are refused.
 
         The size that served the same key and size before is tried first, then `size_bytes`, then the sizes of
         the next engines, or 0 bytes if these sizes are unknown.

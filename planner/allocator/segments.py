@@ -58,10 +58,9 @@ class Segments:
     def copy(
         self, pools: Mapping[int, BlockPool], events: list[SegmentEvent] | None
     ) -> tuple["Segments", dict[int, Block]]:
-        """Return a copy of the segments, and the copy of each block.
+        """Return a copy of the segments, and the copies of their blocks by the `id` of the original blocks.
 
-        The copies of blocks are keyed by the `id` of the original blocks. `pools` maps the `id` of each
-        original pool to the pool of the copied blocks.
+        `pools` maps the `id` of each original pool to the pool of the copied blocks.
         """
         twin = object.__new__(Segments)
         twin.__dict__.update(self.__dict__)
@@ -94,10 +93,10 @@ class Segments:
         return limit_bytes is not None and self.reserved_bytes + segment_bytes > limit_bytes
 
     def request_segment(self, pool: BlockPool, size_bytes: int, segment_bytes: int) -> Block | None:
-        """Request memory from CUDA, or return None if CUDA or the memory limit refuses it.
+        """Request memory from CUDA as an uncached block, or return None if CUDA or the limit refuses it.
 
-        The memory is returned as an uncached block. The method mirrors `alloc_block`. The limit is compared
-        with the segment's size even if an expandable segment grows by more or less.
+        The method mirrors `alloc_block`. The limit is compared with the segment's size even if an expandable
+        segment grows by more or less.
         """
         if self.exceeds_limit(segment_bytes):
             return None
@@ -117,7 +116,7 @@ class Segments:
         return block
 
     def release(self, block: Block) -> None:
-        """Release a segment of one cached block to CUDA. The method mirrors `release_block`."""
+        """Release to CUDA the segment that consists of a cached block alone. Mirrors `release_block`."""
         block.pool.remove(block)
         del self.heads[block.address]
         self.count -= 1
@@ -219,9 +218,9 @@ class Segments:
         return self.lowest_address
 
     def _new_rank(self, address: int) -> int:
-        """Return the sort key of a new segment among free blocks of equal size.
+        """Return the rank of a new segment or virtual range, for the order among free blocks of equal size.
 
-        Virtual ranges have such a key, too. Source: `Block::registration_counter`.
+        Source: `Block::registration_counter`.
         """
         self._first_rank += self._rank_step
         return self._first_rank + address

@@ -27,7 +27,7 @@ def is_limit_independent(limits: MemoryLimits) -> bool:
 def replay_under_limits(
     all_limits: Iterable[MemoryLimits], replay: Callable[[MemoryLimits], Replay]
 ) -> Iterator[tuple[MemoryLimits, Replay]]:
-    """Yield memory limits with their replays, in descending order of the limits.
+    """Yield memory limits with their replays, in descending order of the limits, reusing equal replays.
 
     A replay is reused for smaller limits that are not below its peak reserved bytes, if the limits act only
     through refused requests, and the replay fits without retries or the limits differ only in the capacity.

@@ -13,10 +13,10 @@ from planner.program import Alloc, Category, Event, Free, PhaseStart
 
 
 class Timeline(Struct, frozen=True):
-    """The allocated and the reserved bytes after each event of a replay.
+    """The allocated bytes, in total and by category, and the reserved bytes after each event of a replay.
 
-    The allocated bytes are in total and by category. Blocks count with their full sizes, as in torch's
-    `memory_allocated`; the categories add up to `allocated_bytes`.
+    Blocks count with their full sizes, as in torch's `memory_allocated`; the categories add up to
+    `allocated_bytes`.
     """
 
     allocated_bytes: tuple[int, ...]

@@ -15,7 +15,7 @@ _UNKNOWN = "unknown"
 
 
 def anonymous_history(history: History, gpu: str | None, torch: str | None) -> History:
-    """Return a copy of a history without folders, marks and unknown allocator options.
+    """Return a copy of a history without folders, phase marks and options that cannot be parsed.
 
     `gpu` and `torch` are the GPU and the version of torch, which a snapshot does not name. If `gpu` is None,
     the GPU is "unknown". If `torch` is None, the version is inferred from the order in which equal free

@@ -82,7 +82,7 @@ class _Cuda:
         raise self._unasked(size_bytes)
 
     def refuses(self, size_bytes: int) -> bool:
-        """Return whether CUDA refused the next recorded request.
+        """Return whether CUDA refused, by the record, the request that the simulator makes now.
 
         After a refusal, torch released memory or failed. Raises _DiffersError if the record has no request to
         CUDA at this point.
@@ -158,10 +158,7 @@ class _Check:
         )
 
     def _serve(self, segments: list[SegmentEvent], event: HistoryEvent) -> None:
-        """Replay one request and compare the segment events.
-
-        A call of `empty_cache` before the request is replayed first.
-        """
+        """Replay one request, and first any `empty_cache` before it, and compare the segment events."""
         emptied = self._emptied_first(segments, event)
         if emptied:
             self._cuda.serve(segments[:emptied], event, self._allocator.reserved_bytes)
@@ -211,11 +208,10 @@ _END = HistoryEvent("end", 0, 0)
 def _requests(
     events: tuple[HistoryEvent, ...],
 ) -> Iterator[tuple[int, list[SegmentEvent], HistoryEvent]]:
-    """Yield the index of each request, its segment events, and the request.
+    """Yield the index of each request, the segment events since the request before, and the request.
 
-    Segment events of a request were recorded while torch served the request. Requests are allocations,
-    completed frees and out-of-memory errors. An `end` event follows if segment events come after the last
-    request.
+    Requests are allocations, completed frees and out-of-memory errors. An `end` event follows if segment
+    events come after the last request.
     """
     segments: list[SegmentEvent] = []
     for index, event in enumerate(events):
@@ -257,10 +253,10 @@ def _follow(allocator: CachingAllocator, blocks: dict[int, Block], event: Histor
 
 
 def _total_of_ranges(history: History) -> int | None:
-    """Derive the GPU's memory size from the addresses of expandable segments.
+    """Derive the GPU's memory size from the addresses of expandable segments; return None if unknown.
 
-    The size follows from the least distance of two segments. It is unknown with fewer than two segments.
-    torch reserves 9/8 of the GPU's memory size for each expandable segment. The pages of a segment are mapped
+    The size follows from the least distance of two segments, and is unknown with fewer than two. torch
+    reserves 9/8 of the GPU's memory size for each expandable segment. The pages of a segment are mapped
     starting at its beginning, so pages mapped without a hole are one segment.
     """
     starts = _range_starts(history.start, history.events)

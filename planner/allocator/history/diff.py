@@ -163,7 +163,7 @@ def _peak(side: Trace | Recording, config: AllocatorConfig) -> tuple[Replay, int
 def _prefer_equal_lifetimes(
     traced: Sequence[Allocation], recorded: Sequence[Allocation], pairs: Sequence[Pair]
 ) -> list[Pair]:
-    """Move pairs to neighbouring blocks whose lifetime equals the partner's lifetime.
+    """Replace a block of a pair by a neighbour whose lifetime equals the lifetime of the pair's other block.
 
     A pair stays if the lifetimes of its own blocks are equal. The neighbour is unmatched and of equal size. A
     kernel's workspace may be as large as its result; the two are freed at different times.
@@ -219,10 +219,7 @@ def _name_recorded(
     pairs: Sequence[Pair],
     cuts: Sequence[Pair],
 ) -> Iterator[Allocation]:
-    """Yield the recorded allocations with steps, phases and sites taken from traced allocations.
-
-    The traced allocation is the matched allocation, or the nearest if none is matched.
-    """
+    """Yield the recorded allocations with step, phase and site of the matched or a near traced allocation."""
     partner = {other: one for one, other in pairs}
     ends = {recorded[other].freed for other in partner}
     for (t0, r0), (_, r1) in pairwise(cuts):
@@ -267,7 +264,7 @@ def _extras(
     cuts: Sequence[Pair],
     peaks: tuple[int, int],
 ) -> Iterator[UnmatchedBlock]:
-    """Yield the unmatched blocks of both sides in order.
+    """Yield the unmatched blocks of both sides in order of allocation.
 
     Between two pairs, recorded blocks come before traced blocks.
     """
@@ -299,10 +296,7 @@ def _is_traced(extra: UnmatchedBlock) -> bool:
 def _op_totals(
     traced: Sequence[Allocation], pairs: Sequence[Pair], extras: Sequence[UnmatchedBlock]
 ) -> tuple[OpTotal, ...]:
-    """Return the totals of each operator, sorted by the bytes of unmatched blocks.
-
-    The most bytes come first.
-    """
+    """Return the totals of each operator, in descending order of the bytes of unmatched blocks."""
     totals: dict[str, list[int]] = {}
 
     def add(op: str, place: int, size_bytes: int) -> None:

@@ -40,9 +40,9 @@ class _HistoryFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
 
 
 def save_history(history: History, path: Path) -> None:
-    """Write a history to a file atomically and deterministically. Raises DataFileError.
+    """Write a history, without sites, categories, notes and start state, to a file atomically.
 
-    Sites, categories, notes and the start state of the history are not written.
+    Equal histories give equal files. Raises DataFileError.
     """
     if len(history.events) > MOST_EVENTS:
         raise DataFileError(

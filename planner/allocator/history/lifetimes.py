@@ -32,7 +32,7 @@ class Recording(Struct, frozen=True):
 
     @property
     def steps(self) -> int | None:
-        """Return the highest recorded step, or None if no phases are recorded. The step is at least 1."""
+        """Return the highest recorded step, at least 1, or None if no phases are recorded."""
         steps = [event.step for event in self.events if isinstance(event, PhaseStart)]
         return max(1, *steps) if steps else None
 
@@ -79,9 +79,9 @@ def _peak_reserved(history: History) -> int | None:
 
 
 def _peak_allocated(events: Iterable[HistoryEvent], held: Mapping[int, int], config: AllocatorConfig) -> int:
-    """Return the most bytes in use at once.
+    """Return the most bytes in use at once, with the blocks `held` in use before the first event.
 
-    `held` has the bytes of the blocks in use before the first event, by address.
+    `held` has the bytes of these blocks by address.
     """
     used = dict(held)
     level_bytes = peak_bytes = sum(used.values())
@@ -209,7 +209,7 @@ def common_phase_starts(traced: Iterable[Event], recorded: Iterable[Event], ends
 
 
 def _phase_starts(events: Iterable[Event]) -> dict[tuple[int, Phase, int], int]:
-    """Return the number of allocations before each phase starts. The keys are step, phase and turn."""
+    """Return the number of allocations before each phase starts, by step, phase and turn."""
     starts: dict[tuple[int, Phase, int], int] = {}
     turns: dict[PhaseStart, int] = {}
     count = 0

@@ -83,10 +83,7 @@ class _Change(msgspec.Struct):
 
 
 def is_profiler_trace(beginning: bytes) -> bool:
-    """Return whether a file is a trace of torch.profiler, judged by its first bytes.
-
-    The file may be compressed.
-    """
+    """Return whether a file, which may be compressed, begins as a trace of torch.profiler does."""
     if beginning.startswith(_GZIP):
         try:
             beginning = zlib.decompressobj(_GZIP_WINDOW).decompress(beginning, 4096)
@@ -96,10 +93,9 @@ def is_profiler_trace(beginning: bytes) -> bool:
 
 
 def load_profiler_trace(path: Path) -> History:
-    """Read the history of one GPU from a trace.
+    """Read the history of the GPU with a failed request, or else with the highest peak, from a trace.
 
-    A GPU on which a request failed is preferred, then the GPU with the highest peak. Raises DataFileError for
-    a file that cannot be read, and for a trace without memory of a GPU.
+    Raises DataFileError for a file that cannot be read, and for a trace without memory of a GPU.
     """
     try:
         content = read_bytes(path, LARGEST_TRACE_BYTES)
@@ -153,10 +149,7 @@ def _time(moment: tuple[float, _Change]) -> float:
 
 
 def _find_sites(moments: Iterable[tuple[float, _Change]], spans: list[_Event]) -> None:
-    """Set the sites and categories of one thread's memory changes.
-
-    They come from the thread's spans around each change.
-    """
+    """Set the site and category of each memory change of one thread, by the thread's spans around it."""
     spans.sort(key=lambda span: (span.ts, -span.dur))
     sites: dict[Origin, Origin] = {}
     around: list[_Event] = []
@@ -175,10 +168,9 @@ def _open(spans: Iterable[_Event], moment: float) -> Iterator[_Event]:
 
 
 def _site(around: Sequence[_Event]) -> Site:
-    """Return the site of a memory change from the spans around it.
+    """Return the outermost operator and the user's innermost function around a memory change, as a site.
 
-    The site has the outermost operator and the innermost function of the user. Without such a function, the
-    outermost annotation that does not mark a step of the profiler is taken.
+    Without such a function, the outermost annotation that does not mark a step of the profiler is taken.
     """
     operator = next((span.name for span in around if span.cat.lower() in _OPERATORS), "")
     operator = operator.removeprefix(_BACKWARD)

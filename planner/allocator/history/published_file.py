@@ -123,7 +123,7 @@ def save_published(published: PublishedHistory, path: Path) -> None:
 
 
 def beginning_of(history: History) -> str:
-    """Return a label for the state of the memory at the beginning of a history.
+    """Return a label for the beginning of a history: "first tensor", "empty cache" or "midway".
 
     It is "first tensor" if the history starts without memory, "empty cache" if each segment has a block in
     use, and "midway" otherwise.

@@ -48,7 +48,7 @@ class EventRows:
 
 
 class SnapshotList(list[Any]):
-    """A list in a snapshot, without its events. The events are kept in `rows`."""
+    """A list in a snapshot, without its events, which are kept in `rows`."""
 
     __slots__ = ("next_place", "objects_before", "rows")
 
@@ -60,16 +60,15 @@ class SnapshotList(list[Any]):
 
 
 def load_stream(file: BufferedReader) -> object:
-    """Load a snapshot's pickle and return its object.
+    """Load a snapshot's pickle, with lists of frames as `Stack` and other lists as `SnapshotList`.
 
-    A list of frames is loaded as a `Stack`, and every other list as a `SnapshotList`. Raises ValueError and
-    the errors of `pickle` for content that no snapshot has.
+    Raises ValueError and the errors of `pickle` for content that no snapshot has.
     """
     return _StreamUnpickler(file).load()
 
 
 class _Memo(dict[int, Any]):
-    """The memo of the unpickler, without objects that were dropped.
+    """The memo of the unpickler, from which older parts of events are dropped.
 
     A dropped object is read as `NO_STACK`. Torch records some frees with the stack of the allocation, which
     may be millions of events before.
@@ -92,10 +91,9 @@ class _Memo(dict[int, Any]):
         return NO_STACK
 
     def pass_events(self, place: int) -> None:
-        """Queue the memo entries of events, and drop the oldest entries.
+        """Queue the memo entries of the events from `place` on, and drop queued entries beyond `_MOST_PARTS`.
 
-        The events start at `place`. At most `_MOST_PARTS` entries remain queued. Texts and frames stay, since
-        many events share them.
+        The oldest entries are dropped. Texts and frames stay, since many events share them.
         """
         values = ((one, self.get(one)) for one in range(place, self.count))
         self._parts.extend(one for one, value in values if not (type(value) is str or _is_frame(value)))
@@ -158,10 +156,7 @@ class _StreamUnpickler(_base._Unpickler):  # type: ignore[misc]
         self.read(8)  # the frame's length, which is a hint
 
     def load_mark(self) -> None:
-        """Begin a list, a mapping or a tuple.
-
-        If the frames of a stack follow, all of them are read at once.
-        """
+        """Begin a list, a mapping or a tuple, or read a whole list at once if it is a stack of frames."""
         is_in_list = bool(self.stack) and type(self.stack[-1]) is SnapshotList and not self.stack[-1]
         references = _REFERENCES.match(self._file.peek()) if is_in_list else None
         if references is None:

@@ -29,12 +29,12 @@ Frames = list[dict[str, Any]]
 
 
 def save_snapshot(trace: Trace, limits: MemoryLimits, path: Path) -> None:
-    """Write the snapshot of a simulated run to a file atomically. Raises DataFileError."""
+    """Replay a trace, and write its snapshot to a file atomically. Raises DataFileError."""
     save(path, pickle.dumps(make_snapshot(trace, limits), protocol=PROTOCOL), "the snapshot")
 
 
 def make_snapshot(trace: Trace, limits: MemoryLimits) -> dict[str, Any]:
-    """Replay a trace and return its snapshot. The snapshot ends with the first request that fails."""
+    """Replay a trace, and return its snapshot up to the first request that fails."""
     recorder = _SnapshotRecorder(trace, limits)
     replay_trace(trace, limits, recorder, recorder.changes)
     recorder.add("snapshot", 0, 0, [])
@@ -48,7 +48,7 @@ def make_snapshot(trace: Trace, limits: MemoryLimits) -> dict[str, Any]:
 
 
 class _SnapshotRecorder:
-    """A callback for `replay_trace` that records trace entries of a device."""
+    """A callback for `replay_trace` that records the entries of a snapshot's device trace."""
 
     def __init__(self, trace: Trace, limits: MemoryLimits) -> None:
         self.changes: list[SegmentEvent] = []
@@ -133,10 +133,7 @@ class _FrameMaker:
         self._made: dict[tuple[int, str, str, PhaseStart], Frames] = {}
 
     def of(self, event: Alloc) -> Frames:
-        """Return the stack frames of an allocation, innermost first.
-
-        They are the operator, the source line, the modules and the loop.
-        """
+        """Return an allocation's stack frames, innermost first: operator, source line, modules and loop."""
         detail = self._details.get(event.block)
         source, code = ("", "") if detail is None else (detail.source, detail.code)
         key = (event.site, source, code, self.mark)

@@ -55,7 +55,7 @@ class Stack:
         self.extend(frames)
 
     def extend(self, frames: Iterable[dict[str, Any]]) -> None:
-        """Add the next outer frames of the stack. They called the frames that were added before."""
+        """Add the next outer frames of the stack, which called the frames that were added before."""
         for frame in frames:
             path, function, line = frame["filename"], frame.get("name"), frame.get("line")
             function = function if isinstance(function, str) else "?"
@@ -73,10 +73,7 @@ class Stack:
 
     @property
     def origin(self) -> Origin:
-        """Return the line of the user's code and the category of the blocks.
-
-        The category is None if it is unknown.
-        """
+        """Return the line of the user's code, and the category of the allocated blocks, None if unknown."""
         if self._is_autograd and not self._is_python:
             return self._site, Category.GRADIENT
         return self._site, self._decision[1]
@@ -87,10 +84,9 @@ NO_STACK = Stack()
 
 @lru_cache(maxsize=2**14)
 def function_category(path: str, name: str) -> tuple[bool, Category | None]:
-    """Return whether a rule matches a Python function, and the category of the rule.
+    """Return whether a rule in `_RULES` matches a Python function, and the category of its blocks.
 
-    The rules are `_RULES`. The category applies to blocks that the function allocates, and is None if it is
-    unknown or no rule matches.
+    The category is None if it is unknown or no rule matches.
     """
     for path_pattern, name_pattern, category in _COMPILED:
         if name_pattern.fullmatch(name) and path_pattern.fullmatch(path):

@@ -23,10 +23,10 @@ class UnequalStateError(ValueError):
 def start_before(
     events: Sequence[HistoryEvent], end: Iterable[SegmentState], config: AllocatorConfig
 ) -> tuple[SegmentState, ...]:
-    """Return the reserved memory before the events.
+    """Return the reserved memory before the events, derived from the reserved memory `end` after them.
 
-    `end` is the reserved memory after the events. The result is in ascending order of address. Raises
-    UnequalStateError if the events do not lead to `end`, as when memory was used after the recording.
+    The result is in ascending order of address. Raises UnequalStateError if the events do not lead to `end`,
+    as when memory was used after the recording.
     """
     before = _Before(end, config)
     for event in reversed(events):
@@ -59,7 +59,10 @@ class _Before:
                     self._used[block.address] = _Used(block.size_bytes, is_exact=True)
 
     def undo(self, event: HistoryEvent) -> None:
-        """Undo one event. Raises UnequalStateError if the event contradicts the state after it."""
+        """Change the state after an event to the state before the event.
+
+        Raises UnequalStateError if the event contradicts the state after it.
+        """
         action, address, size_bytes = event[:3]
         if action == "alloc" and size_bytes:
             if self._used.pop(address, None) is None:

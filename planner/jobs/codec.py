@@ -16,7 +16,7 @@ _REQUIRED = (  # present in files of every version
 
 
 def job_to_json(job: Job) -> dict[str, Any]:
-    """Return all fields of a job as values for `json`. `job_from_json` is the inverse."""
+    """Return all fields of a job as values that `json` can encode. `job_from_json` is the inverse."""
     values = {name: job.value(name) for name in JOB_FIELDS}
     values |= {name: option.write(values[name]) for name, option in FIELD_OPTIONS.items()}
     values |= {name: dict(values[name]) for name in ("model_args", "optimizer_args")}

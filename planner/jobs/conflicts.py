@@ -234,10 +234,7 @@ REQUIREMENTS = (
 
 
 def check_conflicts(job: Job) -> None:
-    """Raise UsageError for the first combination of options that is refused.
-
-    Invalid numbers of ranks are refused too.
-    """
+    """Raise UsageError if a job has a refused combination of options, or invalid numbers of ranks."""
     problem = _problem_of_ranks(job.sharding)
     if problem:
         raise UsageError(f"{job.model.name}: {problem}")
@@ -251,7 +248,7 @@ def check_conflicts(job: Job) -> None:
 
 
 def _problem_of_ranks(sharding: Sharding) -> str:
-    """Return why the numbers of ranks are invalid, or ""."""
+    """Return a message about the numbers of ranks if they are invalid, else ""."""
     ranks, shards, replicas = sharding.ranks, sharding.fsdp, sharding.fsdp_arg.replicas
     for option, count in (("--fsdp", shards), ("--tp", sharding.tp), ("--world-size", sharding.world_size)):
         if count == 1:

@@ -39,7 +39,7 @@ class FsdpArguments(Struct, frozen=True, forbid_unknown_fields=True):
     activation_checkpointing: bool | None = None
 
     def non_default(self, *names: str) -> dict[str, Any]:
-        """Return the arguments that differ from their defaults. Only `names` are compared if given."""
+        """Return the arguments, only of `names` if given, that differ from their defaults."""
         default = FsdpArguments()
         return {
             name: value

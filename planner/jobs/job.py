@@ -329,5 +329,5 @@ class ModelName(NamedTuple):
 
 
 def is_cudnn_of_files(where: str) -> bool:
-    """Return whether a data file may set `Environment.cudnn` to `where`. Files must not name a folder."""
+    """Return whether a data file may set `Environment.cudnn` to `where`, which must not be a folder."""
     return where in ("", *CUDNN_OF_FILES)

@@ -61,7 +61,7 @@ def nest_target(named: Iterable[tuple[str | None, T]]) -> Any:
 
 
 def check_nesting(job: Job) -> None:
-    """Raise UsageError if the names of a job's inputs or targets do not nest."""
+    """Raise UsageError if the names of a job's inputs or targets conflict or are incomplete."""
     for what, specs, nest in (
         ("--input", job.samples.inputs, nest_inputs),
         ("--target", job.samples.targets, nest_target),
@@ -74,10 +74,10 @@ def check_nesting(job: Job) -> None:
 
 
 def batch_of_specs(job: Job, make: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-    """Return a job's positional inputs, keyword inputs and target.
+    """Return a job's positional inputs, keyword inputs and target, each tensor made by `make`.
 
-    `make` makes each tensor. `make` is called for positional inputs first, then for keyword inputs, then for
-    targets. The target is None if the job has none, or if the mode is neither `TRAIN` nor `STEP`.
+    `make` is called for positional inputs first, then for keyword inputs, then for targets. The target is
+    None if the job has none, or if the mode is neither `TRAIN` nor `STEP`.
     """
     ordered = sorted(enumerate(job.samples.inputs), key=lambda place: place[1].keyword is not None)
     made = {place: make(spec) for place, spec in ordered}
@@ -90,7 +90,7 @@ def batch_of_specs(job: Job, make: Any) -> tuple[tuple[Any, ...], dict[str, Any]
 
 
 def _path(name: str, head: bool) -> tuple[_Key, ...]:
-    """Return the keys in a tensor's name.
+    """Split a tensor's name into the keys that lead to the tensor in nested containers.
 
     If `head` is true, the name begins with an argument. `parse_tensor_spec` must have accepted the name.
     """

@@ -71,10 +71,7 @@ def optimizer_runs_code(optimizer: Optimizer | str) -> bool:
 
 
 def optimizer_library(optimizer: Optimizer | str) -> str:
-    """Return the top-level package of a dotted optimizer name, or "" for torch.
-
-    Other kinds of names also give "".
-    """
+    """Return the top-level package of a dotted optimizer name, or "" for torch and for other names."""
     if isinstance(optimizer, Optimizer) or is_optimizer_file(optimizer):
         return ""
     package = optimizer.partition(".")[0]

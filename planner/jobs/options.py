@@ -359,11 +359,11 @@ FIELD_OPTIONS: Mapping[str, JobOption] = MappingProxyType(
 
 
 def reset_options(job: Job, *, where: Callable[[JobOption], bool]) -> Job:
-    """Return the job with defaults for all options for which `where` is true."""
+    """Return the job with defaults for the options in `FIELD_OPTIONS` for which `where` is true."""
     return copy_options(Job.create(""), job, where=where)
 
 
 def copy_options(source: Job, job: Job, *, where: Callable[[JobOption], bool]) -> Job:
-    """Return `job` with the options of `source` for which `where` returns true."""
+    """Return `job` with each option in `FIELD_OPTIONS` for which `where` is true taken from `source`."""
     names = [name for name, option in FIELD_OPTIONS.items() if where(option)]
     return job.replace(**{name: source.value(name) for name in names})

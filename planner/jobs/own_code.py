@@ -44,7 +44,7 @@ class CodeKind(Enum):
 
 
 def kind_of_code(name: str, given: Collection[str] = ()) -> CodeKind:
-    """Return the kind of FILE.py:NAME.
+    """Return the kind of FILE.py:NAME by its source, or MODEL if the source does not show the kind.
 
     `given` are the names of the arguments in the call of FILE.py:NAME. Raises UsageError for a function that
     needs no arguments and returns nothing, and for a method of an object that trains.
@@ -95,10 +95,7 @@ class _File:
 
     @cached_property
     def _elsewhere(self) -> ImportedCode:
-        """Return the classes that the file imports from the user's other files.
-
-        Indirect imports count too.
-        """
+        """Return the classes that the file imports, directly or indirectly, from the user's other files."""
         return ImportedCode(self._tree, list(dict.fromkeys((self._folder, Path()))))
 
     def _name_in_library(self, name: str) -> str:
@@ -147,10 +144,7 @@ class _File:
         return CodeKind.MODEL
 
     def check(self, name: str, where: str) -> None:
-        """Raise UsageError if a name cannot be a model.
-
-        The file lacks `name`, or the class has a training method but no `forward`.
-        """
+        """Raise UsageError if the file lacks a name, or if a class has a training method but no `forward`."""
         node = self._classes.get(name)
         methods = {} if node is None else self._methods(node)
         steps = [one for one in _STEP_NAMES if one in methods and _required(methods[one], ("self",))]

@@ -56,7 +56,7 @@ def parse_tensor_spec(text: str) -> TensorSpec:
 
 
 def check_size_of_one(text: str) -> str:
-    """Return a tensor's text in normal form. Raises UsageError for an invalid text or a range of sizes."""
+    """Check that a tensor's text has no range of sizes, and return it in normal form. Raises UsageError."""
     spec = parse_tensor_spec(text)
     if spec.smallest:
         raise UsageError(f"tensor {shown(text)}: a range of sizes is not planned here; give the largest size")
@@ -73,16 +73,16 @@ def _sides(ranges: Iterable[tuple[str, str, str]]) -> tuple[list[str], list[str]
 
 
 def _is_path(text: str) -> bool:
-    """Return whether a text names an argument or a tensor inside it. Examples are `0.mask` and `pair[1]`."""
+    """Return whether a text names an argument or a tensor inside it, such as `0.mask` and `pair[1]`."""
     head, rest = re.fullmatch(r"([^.\[]*)(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]
     is_head = is_argument_name(head) or re.fullmatch(r"[0-9]{1,3}", head) is not None
     return is_head and re.fullmatch(r"(\.[\w-]{1,100}|\[[0-9]{1,3}\])*", rest) is not None
 
 
 def parse_arguments(given: Mapping[str, Any] | str | Sequence[str], flag: str) -> Arguments:
-    """Return arguments as pairs of name and value.
+    """Convert a mapping, or texts KEY=VALUE, to pairs of name and value.
 
-    The arguments are a mapping or texts KEY=VALUE. `flag` is the option that errors name. Raises UsageError.
+    `flag` is the option that errors name. Raises UsageError.
     """
     if isinstance(given, Mapping):
         values = {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
@@ -111,10 +111,9 @@ def _argument_text(value: Any) -> str:
 
 
 def parse_model_arg(text: str, flag: str = "--model-arg") -> tuple[str, Any]:
-    """Parse `KEY=VALUE` to a keyword and its value.
+    """Parse `KEY=VALUE` to a keyword and its value: a YAML scalar, None, or a list, which becomes a tuple.
 
-    The value is a YAML scalar, `None` or a list; lists become tuples. `flag` is the option that errors name.
-    Raises UsageError.
+    `flag` is the option that errors name. Raises UsageError.
     """
     import yaml  # imported late: 25 ms, needed by few commands
 
@@ -240,7 +239,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def kind_text(value: object) -> str:
-    """Return the name of a value's class with its article. An example is "an int"."""
+    """Return the name of a value's class with its article, such as "an int"."""
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
 

@@ -79,9 +79,9 @@ def default_job(model: str, source: str, given: Collection[str] = ()) -> Job:
 
 
 def defaults_of_code(name: str, given: Collection[str]) -> dict[str, Any]:
-    """Return the fields of a job that follow from the code of FILE.py:NAME.
+    """Return the fields of a job, such as the mode, that follow from the code of FILE.py:NAME.
 
-    An example is the mode. `given` are the names of the arguments that FILE.py:NAME is called with.
+    `given` are the names of the arguments that FILE.py:NAME is called with.
     """
     kind = kind_of_code(name, given)
     if kind in (CodeKind.STEP, CodeKind.STEP_FUNCTION):
@@ -105,15 +105,12 @@ def _imports_monai(model: str) -> bool:
 
 
 def trains_itself(job: Job) -> bool:
-    """Return whether the model's code decides the training.
-
-    It runs the training step, or provides the loss and the optimizer.
-    """
+    """Return whether the model's code runs the training step, or provides the loss and the optimizer."""
     return job.loop.mode is Mode.STEP or (job.loop.mode is Mode.TRAIN and job.loop.loss is Loss.TRAINING_STEP)
 
 
 def is_completed_by_library(job: Job) -> bool:
-    """Return whether the model's library knows the inputs. If so, the job may lack the inputs."""
+    """Return whether the model's library supplies the inputs, so that a job may lack them."""
     return any(_is_of(job, source) for source in ("hf", "timm", "diffusers", "nnunet"))
 
 
@@ -122,7 +119,7 @@ def _is_of(job: Job, source: str) -> bool:
 
 
 def merge_job(base: Job, options: Mapping[str, Any]) -> Job:
-    """Return `base` overridden by options named as in `JOB_FIELDS`.
+    """Return `base` with given options, named as in `JOB_FIELDS`, and the settings that they imply.
 
     None and empty lists count as not given. Raises UsageError for an invalid value, and for an option of
     training together with a mode that does not train.
@@ -167,7 +164,7 @@ def merge_job(base: Job, options: Mapping[str, Any]) -> Job:
 
 
 def evaluated_job(job: Job) -> Job:
-    """Return the job with the inputs of the evaluation, if given. The target is resized for these inputs."""
+    """Return the job with the evaluation's inputs, if given, and a target resized for these inputs."""
     if not job.loop.eval_input:
         return job
     inputs = tuple(map(parse_tensor_spec, job.loop.eval_input))
@@ -186,10 +183,7 @@ def check_evaluated(job: Job) -> None:
 
 
 def _resized(base: Job, inputs: Sequence[TensorSpec]) -> TensorSpec | None:
-    """Return a job's target for new inputs.
-
-    The target is resized if it had the spatial size of the first input.
-    """
+    """Return a job's target for new inputs, resized if it had the spatial size of the first input."""
     if base.samples.target is None or not base.samples.inputs:
         return base.samples.target
     target, old, new = base.samples.target.shape, base.samples.inputs[0].shape, inputs[0].shape
@@ -205,10 +199,9 @@ def _resized(base: Job, inputs: Sequence[TensorSpec]) -> TensorSpec | None:
 
 
 def default_impl(optimizer: Optimizer | str) -> OptimizerImpl:
-    """Return the default implementation of an optimizer in torch on CUDA.
+    """Return torch's default implementation of an optimizer on CUDA: for-loop for Adafactor, else foreach.
 
-    It is for-loop for Adafactor, else foreach. Adafactor is chosen to save memory
-    (torch/optim/_adafactor.py).
+    Adafactor is chosen to save memory (torch/optim/_adafactor.py).
     """
     return OptimizerImpl.FOR_LOOP if optimizer is Optimizer.ADAFACTOR else OptimizerImpl.FOREACH
 
@@ -342,10 +335,7 @@ def _without_training(base: Job, given: Mapping[str, Any]) -> Job:
 
 
 def _refuse_changed(job: Job, names: Sequence[str], what: str) -> None:
-    """Raise UsageError if one of the named options differs from its default.
-
-    The model's code decides these options.
-    """
+    """Raise UsageError if an option in `names`, which the model's code decides, differs from its default."""
     for name in names:
         if not job.has_default(name):
             raise UsageError(f"{FIELD_OPTIONS[name].flag}: {job.model.name}: {what} decides that; remove it")

@@ -15,10 +15,7 @@ from planner.jobs.job import Loss
 
 
 class Sample(Struct, frozen=True):
-    """The tensors of one sample, the loss and the model's arguments.
-
-    The tensors are texts for `parse_tensor_spec`.
-    """
+    """The tensors of one sample, as texts for `parse_tensor_spec`, the loss and the model's arguments."""
 
     inputs: tuple[str, ...]
     target: str | None = None  # None if the loss has no target
@@ -73,10 +70,7 @@ _CLASSES = (("num_classes", 2),)
 def _on(
     sample: str, *arguments: tuple[tuple[str, Any], ...], target: str | None = None, **more: Any
 ) -> Sample:
-    """Return a sample with a loss that suits the target.
-
-    The loss is cross-entropy if there is a target, else the sum of the outputs.
-    """
+    """Return a sample whose loss is cross-entropy if there is a target, else the sum of the outputs."""
     kind = Loss.CROSS_ENTROPY if target else Loss.SUM
     given = (*(pair for group in arguments for pair in group), *more.items())
     return Sample(tuple(sample.split()), target, kind, given)

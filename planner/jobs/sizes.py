@@ -38,20 +38,14 @@ class BatchShape(NamedTuple):
 
 
 def size_ranges(job: Job) -> tuple[Range, ...]:
-    """Return the ranges of a job's varying dimensions, or () if all samples have one size.
-
-    Equal ranges are listed once.
-    """
+    """Return the distinct ranges of a job's varying dimensions, or () if all samples have one size."""
     specs = (*job.samples.inputs, *([job.samples.target] if job.samples.target else []), *job.samples.targets)
     ranges = (each for spec in specs for each in spec.ranges)
     return tuple(dict.fromkeys((low, high) for low, high in ranges if low < high))
 
 
 def at_size(job: Job, size: Size) -> Job:
-    """Return the job with all samples at one size.
-
-    The size has one number for each range of `size_ranges`.
-    """
+    """Return the job with all samples at one size, which has a number for each of its `size_ranges`."""
     chosen = dict(zip(size_ranges(job), size, strict=True))
 
     def fixed(spec: TensorSpec) -> TensorSpec:
@@ -69,7 +63,7 @@ def at_size(job: Job, size: Size) -> Job:
 
 
 class SizeDistribution(Struct, frozen=True):
-    """The distribution of samples' sizes. It is uniform within ranges, or as counted in a file."""
+    """The distribution of samples' sizes: uniform within ranges, or as counted in a file."""
 
     ranges: tuple[Range, ...]
     sizes: tuple[Size, ...] = ()  # distinct sizes of the file in ascending order; empty if uniform
@@ -131,10 +125,9 @@ class SizeDistribution(Struct, frozen=True):
         return min(1.0, max(0.0, (largest - low + 1) / (high - low + 1)))
 
     def grid(self) -> tuple[Size, ...]:
-        """Return padded sizes in ascending order.
+        """Return all padded sizes of one range, or combinations of selected padded sizes of several ranges.
 
-        With one range, these are all its padded sizes. With several ranges, these are the combinations of the
-        sizes that `_some` selects from each range.
+        The sizes are in ascending order. `_some` selects the sizes of each of several ranges.
         """
         columns = [self.paddings(place) for place in range(len(self.ranges))]
         return tuple(product(*(columns if len(columns) == 1 else map(_some, columns))))
@@ -151,9 +144,9 @@ class SizeDistribution(Struct, frozen=True):
 
 
 def _some(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return a selection of sizes that includes the first and the last.
+    """Return the first size, the last size, and up to five sizes for each power of two.
 
-    It has up to five sizes for each power of two. A size belongs to the largest power of two that divides it.
+    A size belongs to the largest power of two that divides it.
     """
     by_power: dict[int, list[int]] = {}
     for size in sizes:
@@ -184,10 +177,7 @@ def load_distribution(job: Job) -> SizeDistribution:
 
 
 def _read(path: Path, columns: int) -> Iterator[tuple[Size, int]]:
-    """Yield sizes and their counts from a file or folder.
-
-    The path is a folder of the library datasets, a numpy file, or a text file.
-    """
+    """Yield sizes and their counts from a folder of the library datasets, a numpy file, or a text file."""
     if path.is_dir():
         yield from _from_dataset(path, columns)
     elif path.suffix == ".npy":
@@ -197,7 +187,7 @@ def _read(path: Path, columns: int) -> Iterator[tuple[Size, int]]:
 
 
 def _from_dataset(path: Path, columns: int) -> Iterator[tuple[Size, int]]:
-    """Yield the lengths of a tokenized dataset from `save_to_disk`, all splits included."""
+    """Yield the length of each sample in all splits of a dataset from `save_to_disk`, with a count of 1."""
     try:
         datasets = importlib.import_module("datasets")
     except ImportError:
@@ -223,7 +213,7 @@ def _from_dataset(path: Path, columns: int) -> Iterator[tuple[Size, int]]:
 
 
 def _from_array(path: Path, columns: int) -> Iterator[tuple[Size, int]]:
-    """Yield the sizes in a numpy file: one number or one row per sample."""
+    """Yield the size of each sample in a numpy file, a number or a row, with a count of 1."""
     try:
         numpy = importlib.import_module("numpy")
     except ImportError:
@@ -357,10 +347,9 @@ def _grouped(sizes: SizeDistribution, batch: int, random: Random, total: int) ->
 
 
 def _by_tokens(sizes: SizeDistribution, batch: int, random: Random, total: int) -> Iterator[BatchShape]:
-    """Yield batches with at most `batch` padded tokens.
+    """Yield batches with at most `batch` padded tokens, or of a single sample that has more tokens.
 
-    Samples are added as long as the batch does not exceed the limit. A batch has at least one sample, even if
-    its tokens alone exceed `batch`.
+    Samples are added as long as the batch does not exceed the limit.
     """
     taken: list[Size] = []
     while True:
@@ -386,7 +375,7 @@ def check_sizes(job: Job) -> None:
 
 
 def require_one_size(job: Job) -> None:
-    """Raise UsageError if a job's samples vary in size. Options about sizes are refused too."""
+    """Raise UsageError if a job's samples vary in size, or if the job has options about sizes."""
     check_sizes(job)
     specs = (*job.samples.inputs, *([job.samples.target] if job.samples.target else []), *job.samples.targets)
     ranged = next((spec for spec in specs if spec.smallest), None)

@@ -44,11 +44,10 @@ _BY_HIDDEN_SIZE: dict[str, Callable[[int], int]] = {
 
 
 def read_deepspeed(text: str, where: str = "--deepspeed") -> str:
-    """Check a configuration of DeepSpeed, and return it as JSON with sorted keys.
+    """Check a configuration of DeepSpeed, given as JSON or a path, and return JSON with sorted keys.
 
-    `text` is JSON or a path. Returns "" for "". `where` names the origin of the configuration in errors.
-    Raises UsageError for a file that cannot be read, for text that is no configuration, and for settings that
-    are not planned.
+    Returns "" for "". `where` names the origin of the configuration in errors. Raises UsageError for a file
+    that cannot be read, for text that is no configuration, and for settings that are not planned.
     """
     if not text:
         return ""
@@ -113,7 +112,7 @@ def precision_agrees(job: Job) -> bool:
 
 
 def model_precision(job: Job) -> Precision:
-    """Return the precision of the job's model. DeepSpeed's configuration may convert the model."""
+    """Return the precision of the job's model after any conversion by DeepSpeed's configuration."""
     if job.sharding.deepspeed:
         config = json.loads(job.sharding.deepspeed)
         for name, precisions in _PRECISIONS.items():
@@ -124,7 +123,7 @@ def model_precision(job: Job) -> Precision:
 
 
 def fill_deepspeed(job: Job, batch: int, hidden_size: int | None) -> dict[str, Any]:
-    """Return a job's configuration for DeepSpeed's engine at a batch size.
+    """Return a job's configuration for DeepSpeed's engine at a batch size, without "auto" values.
 
     Values that are "auto" are taken from the job, as transformers fills them; in `zero_optimization` they
     follow from the hidden size, or are deleted so that DeepSpeed's defaults apply. Raises UsageError if a
@@ -168,7 +167,7 @@ _PRECISIONS = {
 
 
 def _drop_filled(section: dict[str, Any]) -> None:
-    """Delete the settings of a section that are "auto". Examples are learning rates and loss scales."""
+    """Delete the settings of a section that are "auto", such as learning rates and loss scales."""
     for key, value in list(section.items()):
         if value == _FILLED:
             del section[key]

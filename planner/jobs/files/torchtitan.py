@@ -104,7 +104,7 @@ _OVERRIDES = {"compile.enable": "compile", "training.compile": "compile"}  # ove
 
 
 def is_torchtitan(model: str) -> bool:
-    """Return whether a model's name is a TOML file, which torchtitan uses."""
+    """Return whether a model's name ends in .toml, as the names of torchtitan's files do."""
     return model.endswith(SUFFIX)
 
 
@@ -220,7 +220,7 @@ class _Reader:
         return modes[mode]
 
     def _ranks(self) -> tuple[int, int]:
-        """Return the number of ranks that share parameters, and the number of replicas."""
+        """Return the number of ranks over which parameters are sharded, and the number of replicas."""
         replicas = self._count("parallelism.data_parallel_replicate_degree", 1)
         name = "parallelism.data_parallel_shard_degree"
         ranks = self._get(name, -1)

@@ -41,7 +41,7 @@ ANY_SOURCE = (*SOURCES, FILE)  # for --allow-code
 
 
 def allowed_sources(options: Mapping[str, object]) -> Collection[str]:
-    """Return the sources that data files may name. The option `allow_code` decides."""
+    """Return the sources of models that data files may name: with the option `allow_code` also files."""
     return ANY_SOURCE if options.get("allow_code") else SOURCES
 
 
@@ -129,7 +129,7 @@ def read_count(entry: Entry, maximum: int, minimum: int = 1) -> int:
 
 
 def read_flag(entry: Entry) -> bool:
-    """Return the entry as a bool. The entry must be `true` or `false`."""
+    """Return the entry, which must be `true` or `false`, as a bool."""
     if not (entry.is_word("true") or entry.is_word("false")):
         raise entry.broken("expected true or false")
     return entry.is_word("true")
@@ -150,7 +150,7 @@ def read_alloc_conf(entry: Entry) -> str:
 
 
 def read_arguments(entry: Entry) -> list[tuple[str, Any]]:
-    """Return the entry as keywords of a constructor: scalars, and lists as tuples."""
+    """Return a mapping's keys and values as arguments of a constructor, with lists as tuples."""
     arguments: list[tuple[str, Any]] = []
     values = count(1)
     for key, value in entry.mapping().items():
@@ -184,7 +184,10 @@ def _read_argument(entry: Entry, values: Iterator[int]) -> object:
 
 
 def read_source(entry: Entry, model: str, sources: Collection[str]) -> str:
-    """Return the source of a model that a file names, or "" for a catalogue name. Raises DataFileError."""
+    """Check that a file may name a model, and return the model's source, or "" for a catalogue name.
+
+    Raises DataFileError.
+    """
     source, name = parse_entry(entry, split_model, model)
     _check_code(entry, model, source == FILE, sources)
     is_path = source == "nnunet" or (source in _OF_PATHS and ("/" in name or Path(name).is_dir()))
@@ -243,7 +246,10 @@ def read_model(
     sources: Collection[str] = SOURCES,
     **options: Any,
 ) -> Job:
-    """Return the job of a model that a file names. Raises DataFileError with file, line and key."""
+    """Return the complete job of the model that an entry names, with `options` applied.
+
+    Raises DataFileError with file, line and key.
+    """
     name = entry.text()
     read_source(entry, name, sources)
     return parse_entry(entry, resolve_job, name, catalogue, **options)

@@ -24,7 +24,7 @@ class ModuleChange(Struct, frozen=True):
 
 
 class CheckChange(Struct, frozen=True):
-    """The change of a job's memory on a GPU since an earlier revision."""
+    """The change of the memory of a job's process on a GPU since an earlier revision."""
 
     row: CheckRow  # at the present revision
     before_bytes: int  # bytes of the process at the earlier revision
@@ -33,16 +33,19 @@ class CheckChange(Struct, frozen=True):
 
     @property
     def change_bytes(self) -> int:
-        """Return the growth of the process in bytes. The result is negative if the process has shrunk."""
+        """Return the growth of the process in bytes, negative if the process has shrunk."""
         return self.row.estimate.process_bytes - self.before_bytes
 
     def exceeds(self, most: Headroom | None) -> bool:
-        """Return whether the process has grown by more than `most`. Returns False if `most` is None."""
+        """Return whether the process has grown by more than `most`, a size or a share of its earlier memory.
+
+        Returns False if `most` is None.
+        """
         return most is not None and self.change_bytes > most.of(self.before_bytes)
 
 
 class Comparison(Struct, frozen=True):
-    """The comparison of a check with the check of an earlier revision."""
+    """The changes of the memory of a check's jobs since an earlier revision."""
 
     revision: str
     commit: str
@@ -52,12 +55,12 @@ class Comparison(Struct, frozen=True):
 
     @property
     def is_yes(self) -> bool:
-        """Return whether no job has grown by more than `max_increase`."""
+        """Return whether the check passes, that is, no job has grown by more than `max_increase`."""
         return not any(change.exceeds(self.max_increase) for change in self.changes)
 
 
 def own_bytes(blocks: Iterable[LiveBlock]) -> dict[str, int]:
-    """Return the total bytes of blocks by module, not counting a module's blocks in its parents."""
+    """Sum the bytes of blocks for each module, without the blocks of its submodules."""
     sizes: dict[str, int] = {}
     for block in blocks:
         sizes[block.module] = sizes.get(block.module, 0) + block.size_bytes
@@ -89,7 +92,7 @@ def module_changes(
 
 
 def _innermost(changes: Mapping[str, int], outer: ModuleChange) -> ModuleChange:
-    """Descend from `outer` while one child has NAMED_SHARE of the change, and return the last module."""
+    """Descend from `outer` to children with NAMED_SHARE of their parent's change; return the last module."""
     inner: dict[str, int] = {}
     prefix = f"{outer.name}." if outer.name else ""
     for module, change in changes.items():

@@ -63,10 +63,7 @@ class Headroom(Struct, frozen=True):
     share: float = 0.0  # of the available memory; counts if `size_bytes` is 0
 
     def of(self, available_bytes: int) -> int:
-        """Return the amount of memory in bytes.
-
-        A share counts if `size_bytes` is 0, and is a share of `available_bytes`.
-        """
+        """Return `size_bytes`, or the share of `available_bytes` in bytes if `size_bytes` is 0."""
         return self.size_bytes or round(self.share * available_bytes)
 
 
@@ -94,10 +91,7 @@ class CheckJob(Struct, frozen=True):
 
 
 class CheckConfig(Struct, frozen=True):
-    """The contents of `[tool.planner]` in a file.
-
-    These are the jobs, and the mildest verdict that fails a check.
-    """
+    """The jobs in `[tool.planner]` of a file, and the mildest verdict that fails the check."""
 
     path: Path
     fail_on: FailOn | None
@@ -105,9 +99,9 @@ class CheckConfig(Struct, frozen=True):
 
 
 def find_config(start: Path) -> Path:
-    """Return the nearest pyproject.toml that contains `[tool.planner]`.
+    """Return the path of the nearest pyproject.toml with `[tool.planner]` in `start` or its parents.
 
-    A folder and its parents are searched. Raises UsageError if no such file exists.
+    Raises UsageError if there is none.
     """
     for folder in (start, *start.parents):
         path = folder / CONFIG_NAME
@@ -119,7 +113,7 @@ def find_config(start: Path) -> Path:
 
 
 def load_config(path: Path, catalogue: Mapping[str, CatalogueEntry], sources: Collection[str]) -> CheckConfig:
-    """Read `[tool.planner]` from a pyproject.toml.
+    """Read the jobs and settings of `[tool.planner]` from a pyproject.toml.
 
     Raises UsageError if the table is missing, and with file, line and key if it is invalid. A model
     FILE.py:NAME, which would run code, is invalid unless `sources` contains "file".
@@ -180,7 +174,7 @@ def _job(
 
 
 def _batch(entry: Entry, parts: Mapping[str, Entry], catalogue: Mapping[str, CatalogueEntry]) -> int:
-    """Return the batch size of a job. The default is the catalogue's batch size for the model."""
+    """Return the batch size that a job sets, or else the catalogue's batch size for its model."""
     if "batch" in parts:
         return read_count(parts["batch"], LARGEST_BATCH)
     known = catalogue.get(parts["model"].text())
@@ -190,7 +184,7 @@ def _batch(entry: Entry, parts: Mapping[str, Entry], catalogue: Mapping[str, Cat
 
 
 def _limits(parts: Mapping[str, Entry], default: _Limits) -> _Limits:
-    """Return the limits that a table sets. Missing keys have the values of `default`."""
+    """Return the limits that a table sets, with the values of `default` for missing keys."""
     confidence = default.confidence
     if "confidence" in parts:
         confidence = parts["confidence"].convert(float)
@@ -234,7 +228,7 @@ def _headroom(entry: Entry) -> Headroom:
 
 
 def parse_size(text: str, where: str = "") -> Headroom:
-    """Parse a size such as 16GiB, or a share such as 5%.
+    """Parse a size such as 16GiB, or a share such as 5%, to a `Headroom`.
 
     Raises UsageError with a message that begins with `where` if the text is neither.
 

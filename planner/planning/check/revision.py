@@ -33,7 +33,7 @@ class Revision(Struct, frozen=True):
 
 @contextmanager
 def export_revision(folder: Path, name: str) -> Iterator[Revision]:
-    """Check out a revision of the project in `folder`, and yield it.
+    """Check out a revision of the project at `folder` to a temporary folder, and yield the `Revision`.
 
     The checked-out files are deleted on exit. Raises UsageError if git fails, or if the revision does not
     contain the folder.

@@ -1,7 +1,4 @@
-"""The rows of a check's answer.
-
-A row is an estimate of a job on a GPU, or the reason why there is none.
-"""
+"""The rows of a check's answer: a job's estimate on a GPU, or the reason why there is none."""
 
 from msgspec import Struct
 
@@ -12,10 +9,7 @@ from planner.planning.estimate import Estimate
 
 
 class CheckRow(Struct, frozen=True):
-    """The estimate and verdict of a job on one of its GPUs.
-
-    A job without GPUs is judged under its budget alone.
-    """
+    """The estimate and verdict of a job on one of its GPUs, or under its budget alone if it has no GPUs."""
 
     job: CheckJob
     device: Device | None

@@ -36,7 +36,7 @@ class Verdict(StrEnum):
 
 
 class Judgement(Struct, frozen=True):
-    """A verdict on a batch, with its reason and figures."""
+    """A verdict on a batch, with the reason, available bytes and probability of running out of memory."""
 
     verdict: Verdict
     reason: str  # empty for FITS
@@ -47,10 +47,9 @@ class Judgement(Struct, frozen=True):
 def judge(
     estimate: Estimate, trace: Trace, even: Budget, budget_bytes: int | None, headroom: Headroom
 ) -> Judgement:
-    """Return the verdict on a batch, with reason and figures.
+    """Judge a batch on its GPU and, if `budget_bytes` is given, under that budget; return the worse verdict.
 
-    The batch is judged on its GPU and, if `budget_bytes` is given, under that budget; the worse verdict
-    counts. The returned available bytes are the smaller, and the returned probability is the larger, of both
+    The returned available bytes are the smaller, and the returned probability is the larger, of both
     judgements. `even` is the GPU's budget at confidence 0.5.
     """
     judgements = [_judge_gpu(estimate, trace, even, headroom)]
@@ -126,10 +125,10 @@ def _probability_beyond(estimate: Estimate, budget_bytes: int) -> float | None:
 
 
 def largest_that_holds(holds: Callable[[int], bool], start: int, most: int) -> int:
-    """Return the largest batch for which `holds` returns True, or 0 if no batch does.
+    """Return the largest batch up to `most` for which `holds` returns True, or 0 if there is none.
 
-    Batches up to `most` are tried. If `holds` is true for a batch, it has to be true for all smaller batches.
-    The search begins at `start`, which should be near the answer.
+    If `holds` is true for a batch, it has to be true for all smaller batches. The search begins at `start`,
+    which should be near the answer.
     """
     low, high, probe = 0, most + 1, min(start, most)
     while high - low > 1:

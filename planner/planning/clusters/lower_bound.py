@@ -15,7 +15,10 @@ _STATES = (Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER)
 
 
 class TracedSplit(Struct, frozen=True):
-    """A traced split, with the memory of one of its ranks. The peaks are in unlimited memory."""
+    """A traced split, with the memory peaks and the state bytes of one of its ranks.
+
+    The peaks are in unlimited memory.
+    """
 
     split: Split
     allocated_bytes: int
@@ -24,10 +27,7 @@ class TracedSplit(Struct, frozen=True):
 
 
 def state_bytes_of(trace: Trace) -> int:
-    """Return the bytes of state that a trace leaves allocated.
-
-    State is weights, gradients and optimizer state.
-    """
+    """Return the bytes of weights, gradients and optimizer state that are allocated at the end of a trace."""
     left: dict[int, int] = {}
     for event in trace.events:
         if isinstance(event, Alloc) and event.category in _STATES:

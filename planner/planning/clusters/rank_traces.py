@@ -8,7 +8,7 @@ from planner.program import Fact, Target, Trace, TraceSource
 
 
 class RankTraces:
-    """A source of traces of one rank. It counts the seconds spent in captures."""
+    """A source of traces of one rank, which counts the seconds spent in captures."""
 
     def __init__(self, open_traces: Callable[[Job, Target], TraceSource]) -> None:
         self._open_traces = open_traces

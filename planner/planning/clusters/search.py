@@ -51,21 +51,18 @@ class ClusterPlan(Struct, frozen=True):
 
     @property
     def free_bytes(self) -> int:
-        """Return the GPU memory that the process leaves free."""
+        """Return the GPU's usable bytes minus the bytes of the process."""
         return self.budget.device.usable.value - self.process_bytes
 
     @property
     def fits(self) -> bool:
-        """Return whether the reserved peak is within the allocator's limit.
-
-        If so, the plan needs no retries of the allocator.
-        """
+        """Return whether the reserved peak is within the allocator's limit, so that no retries are needed."""
         limit = self.budget.limits.allocator_limit_bytes
         return limit is None or self.peak_reserved_bytes <= limit
 
 
 class ClusterPlans(Struct, frozen=True):
-    """The plans for one kind of GPU. `plans` is empty if no number of GPUs suffices."""
+    """The plans for one kind of GPU, or no plans if no number of GPUs suffices."""
 
     budget: Budget
     plans: tuple[ClusterPlan, ...]  # in ascending order of the number of GPUs
@@ -73,7 +70,7 @@ class ClusterPlans(Struct, frozen=True):
 
 
 class ClusterAdvice(Struct, frozen=True):
-    """The splits of a global batch over all GPUs of a cluster.
+    """The plan of each recipe that fits on all GPUs of a cluster, and the recipes that do not fit.
 
     Each split has the largest micro-batch of its recipe.
     """
@@ -97,9 +94,9 @@ class ClusterTable(Struct, frozen=True):
 
 
 class _Need(Struct, frozen=True):
-    """The memory that a rank takes in unlimited memory.
+    """The peaks and state bytes of a rank in unlimited memory, with its likeness and the trace's notes.
 
-    The likeness of the rank's job to published runs and the notes of the trace are included.
+    The likeness is between the rank's job and published runs.
     """
 
     allocated_bytes: int
@@ -123,7 +120,7 @@ class ClusterSearch:
         self._refused: dict[str, str] = {}  # reasons, by the measure that is not planned
 
     def plans(self, budget_of: BudgetOf, most: int = 1) -> ClusterPlans:
-        """Return up to `most` plans, the plan on the fewest GPUs first.
+        """Return up to `most` plans for one kind of GPU, the plan on the fewest GPUs first.
 
         If `most` is above 1, plans on more GPUs are added, including the fewest GPUs on which the fastest
         recipe fits. Tensor parallel is tried only on fewer GPUs than suffice without it, with the recipe of
@@ -148,9 +145,9 @@ class ClusterSearch:
         return ClusterPlans(first.budget, shown, (*first.notes, *self._refused.values()))
 
     def advise(self, budget_of: BudgetOf) -> ClusterAdvice:
-        """Return a plan for each recipe that fits, and the recipes that do not fit.
+        """Return a plan on the most possible GPUs for each recipe that fits, and the recipes that do not fit.
 
-        The plans are on the largest possible number of GPUs. Raises the errors of a capture.
+        Raises the errors of a capture.
         """
         question = self._question
         sizes = (1, *question.tensor_parallel_sizes())
@@ -175,7 +172,7 @@ class ClusterSearch:
     def _possible(
         self, recipes: Sequence[SplitRecipe], budget_of: BudgetOf, below: int | None = None
     ) -> dict[SplitRecipe, int]:
-        """Return the recipes that fit, with the smallest number of GPUs for each.
+        """Return the smallest number of GPUs for each recipe that fits; other recipes are left out.
 
         Only numbers of GPUs below `below` are tried, if it is given. The recipes that save most memory are
         tried first, since their traces may rule out the others.
@@ -197,9 +194,9 @@ class ClusterSearch:
     def _least_costly(
         self, gpus: int, possible: Mapping[SplitRecipe, int], budget_of: BudgetOf
     ) -> ClusterPlan | None:
-        """Return the plan of the fastest recipe that fits, or None if no recipe fits.
+        """Return the plan of the fastest recipe that fits on `gpus` GPUs, or None if no recipe fits.
 
-        The number of GPUs is `gpus`. The plan has the recipe's largest micro-batch.
+        The plan has the recipe's largest micro-batch.
         """
         for recipe, fewest in possible.items():
             if gpus < fewest or gpus not in self._question.gpu_counts(recipe.tp):
@@ -210,7 +207,7 @@ class ClusterSearch:
         return None
 
     def _largest(self, gpus: int, recipe: SplitRecipe, budget_of: BudgetOf) -> ClusterPlan | None:
-        """Return the plan with the largest micro-batch of a recipe, or None if no micro-batch fits."""
+        """Return a recipe's plan with the largest micro-batch that fits on `gpus` GPUs, or None."""
         best = None
         for split in splits_on(gpus, recipe, self._question):
             larger = self._fits(split, budget_of)
@@ -220,10 +217,7 @@ class ClusterSearch:
         return best
 
     def _fits(self, split: Split, budget_of: BudgetOf) -> ClusterPlan | None:
-        """Return the plan of a split, or None if the split does not fit.
-
-        Plans that need retries, and plans that cannot be made, count as not fitting.
-        """
+        """Return the plan of a split, or None if it needs retries, does not fit or is refused."""
         what = _refusable(split.recipe, self._job)
         if what in self._refused:
             return None
@@ -255,7 +249,7 @@ class ClusterSearch:
         )  # fmt: skip
 
     def _cannot_fit(self, split: Split, budget: Budget) -> bool:
-        """Return whether traced splits show that a split exceeds the memory limit.
+        """Return whether a lower bound from the traced splits shows that a split exceeds the memory limit.
 
         The split has to exceed the limit with the margins of each likeness that was found for a traced split.
         """
@@ -290,7 +284,7 @@ def _kind_of_trace(budget: Budget) -> tuple[object, ...]:
 
 
 def _refusable(recipe: SplitRecipe, job: Job) -> str:
-    """Return the technique of a recipe that a model may not support, or "" if there is none.
+    """Return the name of a recipe's technique that a model may refuse, or "" if there is none.
 
     A checkpointing mode that the job itself asks for is supported.
     """
@@ -302,9 +296,6 @@ def _refusable(recipe: SplitRecipe, job: Job) -> str:
 
 
 def find_clusters(search: ClusterSearch, budgets: Sequence[BudgetOf]) -> tuple[ClusterPlans, ...]:
-    """Return the plans for each kind of GPU.
-
-    There is one plan, on the fewest GPUs, or several plans if there is only one kind of GPU.
-    """
+    """Return the plans for each kind of GPU: up to MOST_PLANS for one kind, one plan each for several."""
     most = MOST_PLANS if len(budgets) == 1 else 1
     return tuple(search.plans(budget_of, most) for budget_of in budgets)

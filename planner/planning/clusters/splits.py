@@ -24,10 +24,10 @@ class ClusterQuestion(Struct, frozen=True):
     most_gpus: int = MOST_GPUS
 
     def gpu_counts(self, tp: int = 1) -> list[int]:
-        """Return the numbers of GPUs over which the global batch can be split.
+        """Return the numbers of GPUs over which the global batch can be split, in groups of `tp` GPUs.
 
-        They are in ascending order. The number of groups of `tp` GPUs divides the global batch. The number of
-        GPUs divides a node or fills whole nodes.
+        They are in ascending order. The number of groups divides the global batch. The number of GPUs divides
+        a node or fills whole nodes.
         """
         most = min(self.most_gpus, self.global_batch * tp)
         return [
@@ -38,11 +38,11 @@ class ClusterQuestion(Struct, frozen=True):
         ]
 
     def most_tried(self) -> int:
-        """Return the largest number of GPUs that is tried. It may be with or without tensor parallel."""
+        """Return the largest number of GPUs that is tried, with or without tensor parallel."""
         return max(self.gpu_counts(tp)[-1] for tp in (1, *self.tensor_parallel_sizes()))
 
     def tensor_parallel_sizes(self) -> list[int]:
-        """Return the group sizes to try for tensor parallel.
+        """Return the sizes of tensor parallel groups to try, in ascending order.
 
         They are above 1 and divide the number of GPUs of a node.
         """
@@ -62,9 +62,9 @@ class Gathers(IntEnum):
 
 
 class SplitRecipe(Struct, frozen=True):
-    """The measures of a split that save memory and cost time.
+    """The checkpointing, gathering of weights and tensor parallel of a split.
 
-    They are checkpointing, gathering of weights, and tensor parallel.
+    These measures save memory and cost time.
     """
 
     checkpoint: Checkpoint  # which blocks are computed again in the backward pass
@@ -72,7 +72,7 @@ class SplitRecipe(Struct, frozen=True):
     tp: int = 1  # GPUs that share the tensors of each layer and their batch
 
     def saves_no_more_than(self, other: "SplitRecipe") -> bool:
-        """Return whether `other` has every measure of this recipe, and the same tensor parallel size."""
+        """Return whether `other` recomputes and gathers at least as much, with equal tensor parallel size."""
         recomputes = self.checkpoint is Checkpoint.NONE or self.checkpoint is other.checkpoint
         return recomputes and self.gathers <= other.gathers and self.tp == other.tp
 
@@ -120,10 +120,7 @@ def recipes_of(job: Job) -> list[SplitRecipe]:
 
 
 def splits_on(gpus: int, recipe: SplitRecipe, question: ClusterQuestion) -> Iterator[Split]:
-    """Yield the splits of the global batch over a number of GPUs.
-
-    They are in ascending order of the micro-batch.
-    """
+    """Yield the splits by `recipe` over `gpus` GPUs, in ascending order of the micro-batch."""
     share = question.global_batch * recipe.tp // gpus
     for micro_batch in range(1, share + 1):
         if share % micro_batch == 0:
@@ -131,10 +128,9 @@ def splits_on(gpus: int, recipe: SplitRecipe, question: ClusterQuestion) -> Iter
 
 
 def job_of(job: Job, split: Split) -> Job:
-    """Return the job of one rank of a split.
+    """Return the job of one rank of a split, with at most `_ACCUMULATED` micro-batches.
 
-    The split decides checkpointing, sharding and accumulation. The job accumulates at most `_ACCUMULATED`
-    micro-batches, since further micro-batches repeat the last.
+    The split decides checkpointing, sharding and accumulation. Further micro-batches repeat the last.
     """
     accumulate = min(split.accumulate, _ACCUMULATED)
     alone: dict[str, Any] = {"checkpoint": split.recipe.checkpoint, "accumulate": accumulate}

@@ -21,13 +21,12 @@ _PRECEDENCE = (Category.PARAMETER, Category.OPTIMIZER, Category.GRADIENT, Catego
 
 
 def attributed_trace(history: ProcessHistory, batch: int, blas_bytes: int) -> Trace:
-    """Return the trace of a recorded history with the origin of each block.
+    """Convert a recorded history to a trace with the category, module and source line of each block.
 
-    The origin is a category, a module and a source line. Parameters, gradients, optimizer state and inputs
-    are recognized by their addresses. A block that is allocated in the forward pass and alive when the
-    backward pass starts is an activation. `blas_bytes` is the size of the workspace that cuBLAS never frees.
-    Raises ValueError if the history records no phases and modules (`script_log`) or does not begin with the
-    process.
+    Parameters, gradients, optimizer state and inputs are recognized by their addresses. A block that is
+    allocated in the forward pass and alive when the backward pass starts is an activation. `blas_bytes` is
+    the size of the workspace that cuBLAS never frees. Raises ValueError if the history records no phases and
+    modules (`script_log`) or does not begin with the process.
     """
     if history.script_log is None:
         raise ValueError("the history records no phases and modules")
@@ -67,10 +66,7 @@ class _Block:
     dies_in: int | None = None  # optimizer steps that ended before it is freed; None if it is never freed
 
     def is_blas(self, blas_bytes: int) -> bool:
-        """Return whether the block is a workspace that cuBLAS keeps.
-
-        Its size, lifetime and category decide.
-        """
+        """Return whether the block is a workspace that cuBLAS keeps, by its size, lifetime and category."""
         outlives_step = self.dies_in is None or self.dies_in > self.step
         return (
             self.requested_bytes == blas_bytes
@@ -79,7 +75,7 @@ class _Block:
         )
 
     def hold(self, category: Category, module: str) -> None:
-        """Set the block's category and module, unless its current category has precedence."""
+        """Set the block's category and module, unless its current category has equal or higher precedence."""
         if self.category is None or _PRECEDENCE.index(category) < _PRECEDENCE.index(self.category):
             self.category = category
             self.module = module or self.module
@@ -97,7 +93,10 @@ class _Walk:
     _copying: set[str] = field(default_factory=set)  # lines that bring a batch to the GPU
 
     def over(self, history: ProcessHistory, script_log: ScriptLog) -> list[_Block]:
-        """Return the blocks of a history, with categories. Addresses and phases decide the categories."""
+        """Return the blocks of a history in order of allocation, with the categories that are recognized.
+
+        Addresses and phases decide the categories.
+        """
         notes: list[_Note] = [(place, script_log.tables[index]) for place, index in script_log.held]
         notes += ((mark.place, mark) for mark in script_log.marks)
         notes.sort(key=_order)

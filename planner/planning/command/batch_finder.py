@@ -1,4 +1,4 @@
-"""Find the largest batch size of a command by replaying histories.
+"""Find the largest batch size of a command by replaying recorded histories of its allocator.
 
 Runs of the command confirm the answer.
 """
@@ -42,9 +42,9 @@ class BatchFinder:
     retries_differ: str = ""  # why replays do not find the largest batch size with retries; empty if they do
 
     def find(self) -> Search:
-        """Find the largest batch size.
+        """Find the largest batch sizes with and without retries.
 
-        Replays that runs confirm give the answer, or runs alone if replays fail.
+        Replays that runs confirm give the answers, or runs alone if replays fail.
         """
         first = max(1, _FIRST_BATCH // self.unit) * self.unit
         self._record(first)
@@ -68,7 +68,7 @@ class BatchFinder:
     # ---- histories
 
     def _record(self, batch: int) -> None:
-        """Record a run without retries at a batch size. A run that is recorded already is kept."""
+        """Put a run without retries at a batch size into `recorded`, if there is none yet."""
         if batch not in self.recorded:
             self.recorded[batch] = self.runs.unbounded(batch)
 
@@ -204,7 +204,10 @@ class BatchFinder:
         return "" if expected is outcome else differs
 
     def _unconfirmed(self, search: Search) -> int | None:
-        """Return a deciding batch size that did not run on the GPU, or None if all ran."""
+        """Return an answer, or its successor, that did not run on the GPU, or None if all of them ran.
+
+        If memory does not depend on the batch size, the largest recorded batch size decides instead.
+        """
         if search.largest and not self._depends_on_batch():
             deciding = [max(self.recorded)]
         else:
@@ -217,7 +220,7 @@ class BatchFinder:
     # ---- by runs
 
     def _find_retrying_by_runs(self, near: Search) -> Search:
-        """Find the largest batch with retries by runs.
+        """Find the largest batch size that fits with retries, by runs alone.
 
         The largest batch without retries is confirmed already.
         """
@@ -225,7 +228,7 @@ class BatchFinder:
         return self._search_of_runs(near.comfortable, near)
 
     def _find_by_runs(self, reason: str, near: Search | None = None) -> Search:
-        """Find the largest batch size by runs alone.
+        """Find the largest batch sizes with and without retries by runs alone, and add `reason` to the notes.
 
         The search is near the answers of `near`, or else extrapolates.
         """
@@ -240,7 +243,7 @@ class BatchFinder:
         )
 
     def _search_of_runs(self, comfortable: int, near: Search) -> Search:
-        """Find the largest batch size with retries by runs, starting near an earlier search's answers."""
+        """Find the largest batch size with retries by runs; `comfortable` is the answer without retries."""
         best = largest_with_retries(self.runs, self.unit, max(comfortable, near.largest), self.most)
         probes = {**dict(near.probes), **{batch: run.outcome for batch, run in self.runs.on_gpu.items()}}
         search = search_of(dict(sorted(probes.items())), max(comfortable, best), comfortable)

@@ -58,11 +58,10 @@ def largest_without_retries(runs: CommandRuns, unit: int, guess: int, most: int)
 
 
 def largest_with_retries(runs: CommandRuns, unit: int, guess: int, most: int) -> int:
-    """Return the largest multiple of `unit` that fits, with retries or without.
+    """Return the largest multiple of `unit` up to `most` that fits, with or without retries.
 
-    It is at most `most`. If memory is short, cuDNN takes smaller workspaces, so the memory of runs with
-    retries follows a separate line. The search extrapolates from the largest run with retries, or begins at
-    `guess` if there is none.
+    If memory is short, cuDNN takes smaller workspaces, so the memory of runs with retries follows a separate
+    line. The search extrapolates from the largest run with retries, or begins at `guess` if there is none.
     """
 
     def fits(batch: int) -> bool:
@@ -113,5 +112,5 @@ def fails_after_steps(whole: CommandRuns, steps: CommandRuns, batch: int) -> boo
 
 
 def _needs_more(whole: CommandRuns, steps: CommandRuns, batch: int) -> bool:
-    """Return whether a whole run needs more memory than a run of the first optimizer steps alone."""
+    """Return whether a whole run fails after its first steps or has another outcome than a run of them."""
     return fails_after_steps(whole, steps, batch) or whole.outcome(batch) is not steps.outcome(batch)

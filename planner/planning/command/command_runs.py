@@ -19,10 +19,7 @@ _MOST_SPARE_BYTES = 2**42  # of all GPUs; the stand-ins reserve sixteen times as
 
 @dataclass(slots=True)
 class CommandRuns:
-    """Cached runs of a command.
-
-    Each batch size has at most one run on the GPU and one with memory to spare.
-    """
+    """Runs of a command, cached by batch size: at most one on the GPU, and one with memory to spare."""
 
     command: Sequence[str]
     options: RunOptions
@@ -45,9 +42,9 @@ class CommandRuns:
         return self.on_gpu[batch].outcome
 
     def unbounded(self, batch: int) -> EmulatedRun:
-        """Return a run without retries at a batch size, on a GPU with more memory if necessary.
+        """Return a run without retries at a batch size, on the GPU or with memory to spare.
 
-        The run is on the GPU itself if the batch fits there, else with memory to spare.
+        It is the run on the GPU if this run is cached and needs no retries, else a run with memory to spare.
         """
         run = self.on_gpu.get(batch)
         if run is not None and run.outcome is Outcome.FITS:
@@ -62,13 +59,13 @@ class CommandRuns:
         return self.with_spare[batch]
 
     def reserved_bytes(self, batch: int) -> int:
-        """Return the peak of reserved memory at a batch size. A run without retries needs this memory."""
+        """Return the reserved peak of a run without retries at a batch size."""
         if batch not in self.with_spare:
             self.outcome(batch)  # if it fits, the run is an answer too
         return self.unbounded(batch).largest.peak.reserved_bytes
 
     def allocated_bytes(self, batch: int) -> int:
-        """Return the memory that a batch size needs with retries: the peak of allocated memory."""
+        """Return the bytes that a batch size needs with retries: the peak of allocated memory."""
         if batch not in self.with_spare and self.outcome(batch) is not Outcome.DOES_NOT_FIT:
             return self.on_gpu[batch].largest.peak.allocated_bytes
         return self.unbounded(batch).largest.peak.allocated_bytes

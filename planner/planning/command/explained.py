@@ -87,7 +87,7 @@ def _workspace_bytes(history: ProcessHistory, device: Device) -> int:
 
 
 def _limits(history: ProcessHistory, run: EmulatedRun, device: Device, trace: Trace) -> MemoryLimits:
-    """Return the memory limits of the process. Memory is unlimited if the replay does not fit."""
+    """Return the memory limits of the process, or unlimited memory if the trace does not fit in them."""
     limits = limits_of(history, run, device)
     if replay_trace(trace, limits).outcome is Outcome.DOES_NOT_FIT:
         return MemoryLimits(total_bytes=limits.total_bytes, config=limits.config)

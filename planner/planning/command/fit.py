@@ -43,7 +43,7 @@ class CommandFit(Struct, frozen=True):
     batches: tuple[int, int]  # the batch sizes whose histories were fitted
 
     def outcome(self, batch: int) -> Outcome:
-        """Return the worst outcome of any rank at a batch size."""
+        """Replay the programs of all ranks at a batch size, and return the worst outcome."""
         runs = (replay_trace(rank.program.instantiate(batch), rank.limits) for rank in self.ranks)
         return max((run.outcome for run in runs), key=list(Outcome).index)
 
@@ -55,7 +55,7 @@ class CommandFit(Struct, frozen=True):
 
 
 def fit_runs(runs: Mapping[int, EmulatedRun], near: int, device: Device) -> CommandFit | str:
-    """Return one program per rank fitted to two of the recorded runs, or the reason why none fits.
+    """Return programs of all ranks fitted to two of the recorded runs, or the reason why none fit.
 
     The fit is most accurate at the batch size `near`. Of two histories that align, the history nearest to
     `near` gives the sizes that are not linear, such as workspaces. The other history is as far away as
@@ -114,7 +114,7 @@ def _until(trace: Trace, steps: int | None) -> Trace:
 
 
 def limits_of(history: ProcessHistory, run: EmulatedRun, device: Device) -> MemoryLimits:
-    """Return the memory limits of a process's allocator on the GPU."""
+    """Return a process's allocator limits: the GPU's usable memory minus memory outside of the allocator."""
     usable = device.usable.value
     record = next(one for one in run.records if (one.pid, one.device) == (history.pid, history.device))
     outside = max(0, record.peak.process_bytes - record.peak.reserved_bytes - device.context.value)
@@ -132,7 +132,7 @@ def _config(history: ProcessHistory, run: EmulatedRun) -> AllocatorConfig:
 
 
 def end_and_peak(run: EmulatedRun, batch: int) -> Iterator[tuple[int, int]]:
-    """Yield the allocated bytes at the end and the reserved peak of each rank.
+    """Yield each rank's allocated bytes at the end and reserved peak, by replays without memory limits.
 
     A rank with an incomplete history is skipped.
     """

@@ -25,7 +25,7 @@ STEPS = 3  # optimizer steps of each run: the first makes the optimizer's state
 
 
 class CommandPlan(Struct, frozen=True):
-    """The largest batch size of a command, and the runs around it."""
+    """The largest batch sizes of a command with and without retries, and the runs at and above them."""
 
     command: tuple[str, ...]
     gpu: str
@@ -51,7 +51,7 @@ def find_largest_batch(
     cache: Path,
     on_progress: OnProgress,
 ) -> CommandPlan:
-    """Find the largest batch size at which a command fits.
+    """Find the largest batch sizes at which a command fits, with and without retries.
 
     The command runs on emulated GPUs. Histories at two batch sizes are aligned and replayed; runs confirm the
     answers and their successors. If histories do not align, runs alone lead to the answer. The answers run to
@@ -98,7 +98,7 @@ def find_largest_batch(
 
 
 def _run_at(on_gpu: Mapping[int, EmulatedRun], batch: int) -> EmulatedRun | None:
-    """Return the run at a batch size, or None if there was no run.
+    """Return the cached run at a batch size, or None if there was no run.
 
     If the search found no limit, the run at the largest batch size tried is returned.
     """
@@ -118,17 +118,14 @@ def _covered(run: EmulatedRun) -> str:
 
 
 def _to_evaluation(options: RunOptions) -> RunOptions:
-    """Return the options of runs up to the first evaluation.
-
-    Without an evaluation the runs end with the script.
-    """
+    """Return options with which runs end after the first evaluation, or with the script if there is none."""
     return replace(options, stop_after=None, stops_after_evaluation=True, history_steps=options.stop_after)
 
 
 def _cautious(options: RunOptions, confidence: float) -> RunOptions:
-    """Return the options with the context's upper bound at a confidence.
+    """Return the options with the upper bound of the CUDA context at `confidence`.
 
-    Runs also take few steps, and keep their histories.
+    Runs also stop after few steps, and keep their histories.
     """
     device = options.device
     margin = NormalDist().inv_cdf(check_confidence(confidence)) * hypot(

@@ -24,7 +24,7 @@ class Cause(StrEnum):
 
 
 class Place(Struct, frozen=True):
-    """The code that asked for memory."""
+    """The line and the operator that asked for memory."""
 
     line: str = ""  # FILE:LINE, function
     operator: str = ""
@@ -61,7 +61,10 @@ class GpusServing(Struct, frozen=True):
 
 
 class Diagnosis(Struct, frozen=True):
-    """The reason why a process ran out of memory. Sizes are None if the source does not name them."""
+    """The cause of running out of memory, with sizes, memory in use and settings that would help.
+
+    Sizes are None if the source does not name them.
+    """
 
     source: str  # text that says what kind of file was diagnosed
     cause: Cause
@@ -82,9 +85,9 @@ class Diagnosis(Struct, frozen=True):
 
 
 def size_text(size_bytes: int) -> str:
-    """Return a size as text with a unit.
+    """Return a size as text in KiB, MiB or GiB.
 
-    It is in KiB below 0.1 MiB, in GiB starting at 10 GiB, else in MiB.
+    The unit is KiB below 0.1 MiB, GiB starting at 10 GiB, else MiB.
     """
     mib = size_bytes / 2**20
     if mib < 0.1:
@@ -93,5 +96,5 @@ def size_text(size_bytes: int) -> str:
 
 
 def retries_text(retries: int) -> str:
-    """Return a number of retries as text."""
+    """Return a number of retries as text, such as "2 retries"."""
     return "1 retry" if retries == 1 else f"{retries:,} retries"

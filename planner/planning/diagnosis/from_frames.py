@@ -33,7 +33,7 @@ _COPIES = {
 
 
 def names_evaluation(function: str) -> bool:
-    """Return whether a function's name says that it evaluates. An example is `validation_step`."""
+    """Return whether a function's name, such as `validation_step`, says that it evaluates."""
     words, may_evaluate = _words(function), _VALIDATES | _PRODUCES
     if words & (_TRAINS | _SAVES):
         return False
@@ -45,7 +45,7 @@ def _words(function: str) -> set[str]:
 
 
 def cause_of_frames(frames: Sequence[Frame]) -> tuple[Cause, str] | None:
-    """Return the cause and reason that a traceback implies, or None if it implies no cause.
+    """Return the cause that a traceback implies (EVALUATION or FIRST_STEP) with its reason, or None.
 
     The names of functions decide.
     """
@@ -64,7 +64,7 @@ def cause_of_frames(frames: Sequence[Frame]) -> tuple[Cause, str] | None:
 
 
 def _evaluation(frames: Iterable[Frame]) -> str | None:
-    """Return the outermost function that evaluates and does not train, or None if there is none.
+    """Return the name of the outermost function that evaluates outside of training, or None if none does.
 
     Within a function that trains, or an optimizer's step, a name must have words of an evaluation's loop
     alone: training also generates samples, and evaluates actions and losses.

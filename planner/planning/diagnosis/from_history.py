@@ -52,10 +52,10 @@ class _Growth(NamedTuple):
 
 
 def diagnose_history(history: History, source: str) -> Diagnosis:
-    """Diagnose the last out-of-memory error of a history.
+    """Diagnose the last out-of-memory error of a history, or describe the peak if there is no error.
 
-    If there is no error, the peak is described. Without events only the blocks in use are described. Raises
-    UsageError if the allocator options of the history are not simulated.
+    Without events only the blocks in use are described. Raises UsageError if the allocator options of the
+    history are not simulated.
     """
     ends = [at for at, event in enumerate(history.events) if event.action == "oom"]
     levels, reserved_levels = _levels(history), _reserved(history)
@@ -163,10 +163,7 @@ def _evaluation_text(site: Site) -> str:
 
 
 def _end_text(floors: Sequence[int], peak_bytes: int, total_bytes: int | None) -> str:
-    """Return text on how soon memory runs out, or "" if it is unknown.
-
-    The text counts the rises that are left. It is "" if no total above the peak is known.
-    """
+    """Return text on after how many more rises memory runs out, or "" if no total above the peak is known."""
     if total_bytes is None or total_bytes <= peak_bytes:
         return ""
     more = (total_bytes - peak_bytes) * (len(floors) - 1) // (floors[-1] - floors[0])
@@ -201,7 +198,7 @@ def _reserved(history: History) -> list[int]:
 
 
 def _by_code(history: History, live: Iterable[HistoryEvent], older: Iterable[int]) -> tuple[Held, ...]:
-    """Return the largest groups of blocks in use. Blocks are grouped by the code that allocated them."""
+    """Return the `_MOST_HELD` largest groups of blocks in use, grouped by the code that allocated them."""
     groups: dict[str, list[int]] = defaultdict(list)
     for event in live:
         name = _name(_site(history, event))
@@ -281,12 +278,12 @@ def _name(site: Site) -> str:
 
 
 def _floors(levels: Sequence[int]) -> list[int]:
-    """Return the rising levels to which memory in use falls back.
+    """Return the rising levels to which memory in use falls back, or [] if the levels rise too few times.
 
     Memory never falls below one of the levels again. They are in ascending order. A fall counts if it is at
     least half of the largest fall. The result is the longest run of last levels in which no level exceeds the
     previous level by more than memory falls to it: a training step frees the blocks that it allocates, and
-    the layers of a forward pass do not. It is empty if the levels rise fewer than `_LEAST_RISES` times.
+    the layers of a forward pass do not. The levels have to rise at least `_LEAST_RISES` times.
     """
     floors: list[tuple[int, int]] = []  # level, and how far memory fell to it
     for level, fall in _falls(levels, _largest_fall(levels) / 2):
@@ -301,10 +298,7 @@ def _floors(levels: Sequence[int]) -> list[int]:
 
 
 def _falls(levels: Sequence[int], least: float) -> Iterator[tuple[int, int]]:
-    """Yield the lowest level and the size of each fall.
-
-    A fall is at least `least`, and a rise of at least `least` follows it.
-    """
+    """Yield the lowest level and the size of each fall of `least` or more that a rise of `least` follows."""
     high = low = levels[0]
     is_falling = False
     for level in levels:
@@ -328,10 +322,10 @@ def _largest_fall(levels: Sequence[int]) -> int:
 
 
 def _growth(history: History, end: int, levels: Sequence[int]) -> _Growth | None:
-    """Return the growth of memory before an event, or None if there is none.
+    """Return the growth of memory before an event and the code that grew most, or None if there is none.
 
-    It includes the code whose live blocks grew most. The second half of the history decides the code.
-    Parameters are no growth: a model is loaded layer by layer.
+    The code is decided by the live blocks of the history's second half. Parameters are no growth: a model is
+    loaded layer by layer.
     """
     floors = _floors(levels[: end + 1])
     if not floors:
@@ -352,7 +346,7 @@ def _by_growth(item: tuple[tuple[Site, Category | None], int]) -> tuple[int, str
 def _replays(
     trace: Trace, history: History, end: int, reserved: int, refused: int | None
 ) -> tuple[Help, ...]:
-    """Replay a history under each of `SETTINGS`, and return whether its requests would have been served.
+    """Replay the requests of a history under each of `SETTINGS`, and return whether each serves them.
 
     The requests up to event `end` are replayed. The GPU had at least the reserved memory, plus the memory
     that was free if a request failed. It had less than `refused`, the level of reserved memory that it

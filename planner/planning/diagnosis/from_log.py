@@ -59,7 +59,7 @@ def diagnose_log(lines: Iterable[str]) -> Diagnosis | None:
 
 
 def _repeats(message: Message, earlier: Message) -> bool:
-    """Return whether a message repeats an earlier message without the earlier message's traceback."""
+    """Return whether `message` has no traceback, `earlier` has one, and their figures are equal."""
     return bool(earlier.frames) and not message.frames and message.figures == earlier.figures
 
 
@@ -174,7 +174,7 @@ def _shortage(message: Message, requested: int, allocated: int) -> str:
 
 
 def _help(message: Message, requested: int) -> tuple[Help, ...]:
-    """Return whether allocator settings might have served the request, or () if unknown.
+    """Return allocator settings and whether each might have served the request, or () if unknown.
 
     It is unknown if the message lacks a figure or is of another backend than CUDA and ROCm.
     """

@@ -11,7 +11,7 @@ _LEAST_LEVELS = 3  # while memory grows, no level lasts for more than a third of
 
 
 class _Level(NamedTuple):
-    """Consecutive optimizer steps of equal peaks."""
+    """Consecutive optimizer steps of equal allocated peaks."""
 
     first: int
     last: int
@@ -24,7 +24,7 @@ class _Level(NamedTuple):
 
 
 def diagnose_run(record: Mapping[str, Any]) -> Diagnosis:
-    """Diagnose the failure in a JSON record of `planner run`.
+    """Diagnose a JSON record of `planner run`, with or without a failure.
 
     Raises KeyError, TypeError, ValueError, AttributeError or OverflowError for any other JSON.
     """

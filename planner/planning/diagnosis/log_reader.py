@@ -68,7 +68,7 @@ class _Reader:
             self._before.append(line)
 
     def end(self) -> Iterator[Message]:
-        """Yield the message that is not yet ended, if there is one.
+        """End the message that is being read, and yield it if there is one.
 
         The message of a chained exception is not yielded if it repeats its cause's figures, as if a parent
         process raises a worker's exception again.

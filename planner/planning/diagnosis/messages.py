@@ -60,7 +60,7 @@ class Message(Struct, frozen=True):
 
     @property
     def figures(self) -> tuple[int | None, ...]:
-        """Return all figures of the message in bytes."""
+        """Return each figure of `_FIGURES` in bytes, or None if the message lacks it."""
         return tuple(map(self.figure, _FIGURES))
 
     @property
@@ -104,7 +104,7 @@ class Message(Struct, frozen=True):
 
     @property
     def is_of_cuda_pools(self) -> bool:
-        """Return whether cudaMallocAsync wrote the message, whose pools are the driver's."""
+        """Return whether the message is from cudaMallocAsync, which allocates from pools of the driver."""
         return _ASYNC in self.text
 
     @property
@@ -133,10 +133,7 @@ class Message(Struct, frozen=True):
 
     @property
     def left_bytes(self) -> int | None:
-        """Return the bytes that PyTorch had not allocated, or None if a figure is missing.
-
-        They are the free bytes, and the reserved bytes that are unallocated.
-        """
+        """Return the free bytes plus the reserved but unallocated bytes, or None if a figure is missing."""
         free, allocated, reserved = self.free_bytes, self.figure("allocated"), self.reserved_bytes
         if free is None or allocated is None or reserved is None:
             return None

@@ -1,7 +1,4 @@
-"""The messages of a log that name no figures of GPU memory.
-
-Each message implies a cause.
-"""
+"""Patterns of log messages that name no memory in use, with the cause and reason of each message."""
 
 import re
 
@@ -15,12 +12,12 @@ BACKENDS = "CUDA|HIP|XPU|NPU|MPS backend"
 
 
 def either(*forms: str) -> re.Pattern[str]:
-    """Return a pattern for texts that have one of the forms. In a form, SIZE matches a size."""
+    """Join regular expressions to a pattern that matches any one of them. In a form, SIZE matches a size."""
     return re.compile("|".join(form.replace("SIZE", NUMBER) for form in forms))
 
 
 class WithoutFigures(Struct, frozen=True):
-    """A pattern of messages that name no memory in use. The messages imply a cause."""
+    """A pattern of out-of-memory messages that name no memory in use, with their cause and reason."""
 
     pattern: re.Pattern[str]
     reason: str  # {what} stands for the words that the pattern found

@@ -66,15 +66,14 @@ class Measured(Struct, frozen=True):
 
     @property
     def allocated_bytes(self) -> float:
-        """Return the allocated peak of the model alone."""
+        """Return the measured allocated peak minus the bytes of earlier models."""
         return self.printed_bytes - self.resident_bytes
 
     @property
     def own_reserved_bytes(self) -> float | None:
-        """Return the reserved memory of the model alone, or None if it is unknown.
+        """Return the measured reserved memory minus the bytes of earlier models, or None if it is unknown.
 
-        The tensors of earlier models are subtracted. The result includes the rest of the earlier models'
-        segments.
+        The bytes of earlier models are their tensors. The result includes the rest of their segments.
         """
         return None if self.reserved_bytes is None else self.reserved_bytes - self.resident_bytes
 
@@ -100,7 +99,7 @@ class Row(Struct, frozen=True):
 
 
 class Comparison(Struct, frozen=True):
-    """The estimates of a job at one batch size by all estimators."""
+    """The estimates of a job at one batch size by all estimators, with the measured memory if known."""
 
     job: Job
     batch: int
@@ -147,10 +146,9 @@ def compare(
 def find_measured(
     archive: Archive, model: str, batch: int, measure: Callable[[str], ResidentModel]
 ) -> Measured | None:
-    """Return the published peaks of a catalogue model, or None if no peak is stored.
+    """Return the published memory of a model at a batch size, or None if no allocated peak is stored.
 
-    The peaks are at one batch size. `measure` is called with the name of each earlier model that was still on
-    the GPU, and returns its size.
+    `measure` is called with the name of each earlier model that was still on the GPU, and returns its size.
     """
     peak = next(iter(archive.look_up(model, batch, PEAK_ALLOCATED)), None)
     if peak is None:
@@ -162,10 +160,7 @@ def find_measured(
 
 
 def measured_by_run(run: Observation) -> Measured | None:
-    """Return a stored run as `Measured`, or None if its allocated peak is unknown.
-
-    The run is from a calibration.
-    """
+    """Convert a run of a calibration to `Measured`, or return None if its allocated peak is unknown."""
     if run.peak_allocated_bytes is None:
         return None
     recorded = {"torch": run.versions.torch, "cuda": run.versions.cuda}
@@ -181,10 +176,9 @@ def measured_by_run(run: Observation) -> Measured | None:
 
 
 def resident_bytes_after(trace: Trace) -> int:
-    """Return the bytes that a model still holds at the end of a trace.
+    """Return the bytes of parameters, buffers and gradients that are allocated at the end of a trace.
 
-    They are of parameters, buffers and gradients. The sizes of the allocator's blocks count, which may be
-    larger than the tensors.
+    The sizes of the allocator's blocks count, which may be larger than the tensors.
     """
     recorder = TimelineRecorder()
     replay_trace(trace, on_event=recorder)

@@ -52,7 +52,7 @@ class LayerTable(Struct, frozen=True):
 
 
 class Counts(Struct, frozen=True):
-    """The numbers of elements that the formula counts at one batch size."""
+    """The input elements, output elements and parameters that the formula counts at one batch size."""
 
     input_elements: int
     output_elements: int
@@ -60,7 +60,7 @@ class Counts(Struct, frozen=True):
 
 
 class AffineCounts(Struct, frozen=True):
-    """The numbers of elements that `--method formula` counts, as affine functions of the batch size."""
+    """The numbers of elements and parameters that the formula uses, as affine functions of the batch size."""
 
     input_elements_per_sample: int
     output_elements_per_sample: int
@@ -97,7 +97,7 @@ class Usage(Struct, frozen=True):
 
 
 def count_layers(table: LayerTable) -> Counts:
-    """Return the element counts of a layer table.
+    """Count the input elements, output elements and parameters of a layer table as the notebook does.
 
     The rules are of the second version of the notebook's code. Only leaves and attention layers count, and
     in-place leaves count without outputs.
@@ -115,7 +115,7 @@ def count_layers(table: LayerTable) -> Counts:
 
 
 def align_counts(tables: Sequence[LayerTable]) -> AffineCounts:
-    """Fit counts for any batch size to layer tables at two or more batch sizes.
+    """Fit affine functions of the batch size to the counts of layer tables at two or more batch sizes.
 
     Raises ValueError if the counts are not affine with whole coefficients.
     """

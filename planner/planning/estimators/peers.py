@@ -17,7 +17,7 @@ Build = Callable[[Job], Any]  # returns an nn.Module with parameters on the meta
 
 
 class PeerEstimate(msgspec.Struct, frozen=True):
-    """The estimate of another tool, by its own categories."""
+    """The estimate of another tool in bytes, by the tool's own categories."""
 
     parts: tuple[tuple[str, int], ...]
     unit_bytes: int = MEBIBYTE_BYTES  # the tool's megabyte
@@ -29,7 +29,7 @@ class PeerEstimate(msgspec.Struct, frozen=True):
 
 
 def sum_of_layers(input_bytes: int, output_bytes: int, parameter_bytes: int, unit_bytes: int) -> PeerEstimate:
-    """Return an estimate as the sum of input, outputs and parameters.
+    """Return an estimate with three parts: input, outputs of the layers, and parameters.
 
     torchinfo and other tools compute it in this way. `output_bytes` are the outputs of the layers, for the
     forward and the backward pass.

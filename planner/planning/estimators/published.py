@@ -1,11 +1,11 @@
-"""Read the published figures of the seed documents.
+"""Read published memory sizes, measured or estimated by tools, from measurements/*.yaml.
 
-They are measured or estimated, and each has its provenance. The figures are in measurements/*.yaml. A file
-has the keys `source` (`title`, `framework` and `about`, and, if known, `when`, `gpu` and `versions`), `units`
-(bytes in each unit), `figures` and perhaps `results`. An item of `figures` has `model` (its name in
-models.yaml), `batch`, `points` (the counters measured at each point of the run) or `estimates`, and perhaps a
-`note` and `kept` (models that were still on the GPU with their gradients, so that the figures include them
-too). Nothing is rounded or converted: figures keep the digits that were printed.
+Each figure has its source. A file has the keys `source` (`title`, `framework` and `about`, and, if known,
+`when`, `gpu` and `versions`), `units` (bytes in each unit), `figures` and perhaps `results`. An item of
+`figures` has `model` (its name in models.yaml), `batch`, `points` (the counters measured at each point of the
+run) or `estimates`, and perhaps a `note` and `kept` (models that were still on the GPU with their gradients,
+so that the figures include them too). Nothing is rounded or converted: figures keep the digits that were
+printed.
 """
 
 import re
@@ -76,7 +76,7 @@ class Figure(Struct, frozen=True):
 
 
 class ResultRow(Struct, frozen=True, forbid_unknown_fields=True):
-    """A row of the notebook's table. It compares the formula's total for training with the real peak."""
+    """A row of the notebook's table: the formula's total for training, the real peak and the error."""
 
     label: Text
     model: Text
@@ -122,7 +122,10 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load_measured(folder: Path | None = None) -> Archive:
-    """Read the files of published figures in a folder, by default the planner's own. Raises DataFileError."""
+    """Read the published figures and results in a folder, by default the planner's own.
+
+    Raises DataFileError.
+    """
     folder = folder or Path(__file__).parent / "measurements"
     files = [_read_file(path) for path in sorted(folder.glob("*.yaml"))]
     return Archive(

@@ -87,10 +87,7 @@ def plan_by_formula(job: Job, budget: Budget, build: Build, on_progress: OnProgr
 def run_estimators(
     job: Job, batch: int, budget: Budget, build: Build, on_progress: OnProgress
 ) -> dict[Method, StaticEstimate | str]:
-    """Return the estimate of each method except the trace.
-
-    For a method that fails, the text of its error takes the place of the estimate.
-    """
+    """Return the estimate of each method except the trace, or the text of its error if the method fails."""
     answers: dict[Method, StaticEstimate | str] = {}
     for method in OTHER_METHODS:
         try:

@@ -36,10 +36,7 @@ class StaticEstimate(Struct, frozen=True):
 
 
 class FormulaPlan(Struct, frozen=True):
-    """The largest batch size that fits according to the formula, with two estimates.
-
-    The estimates are for the largest batch size and for the next batch size.
-    """
+    """The largest batch size that fits by the formula, with estimates at it and at the next batch size."""
 
     job: Job
     budget: Budget
@@ -93,10 +90,9 @@ def formula_estimate(job: Job, batch: int, budget: Budget, counts: Counts, secon
 
 
 def formula_plan(job: Job, budget: Budget, counts: AffineCounts, seconds: float) -> FormulaPlan:
-    """Return the largest batch size that fits according to the formula, with two estimates.
+    """Find the largest batch size that fits by the formula, and estimate it and the next batch size.
 
-    The estimates are for the largest batch size and for the next batch size. Raises as `moments_of` does, and
-    ValueError if memory has no limit or does not grow with the batch size.
+    Raises as `moments_of` does, and ValueError if memory has no limit or does not grow with the batch size.
     """
     left = budget.limits.allocator_limit_bytes
     if left is None:

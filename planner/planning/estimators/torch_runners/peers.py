@@ -38,7 +38,7 @@ def _run_memtracker(job: Job, batch: int, build: Build = build_model) -> PeerEst
 
 
 def estimate_by_torchinfo(job: Job, batch: int, build: Build = build_model) -> PeerEstimate:
-    """Return torchinfo's "Estimated Total Size" of a model.
+    """Return the three parts of torchinfo's "Estimated Total Size" of a model.
 
     The size is the sum of input, parameters and twice the outputs. Only the outputs of leaf modules with
     parameters count. The input size includes the few bytes of Python's own storage objects. Raises as `build`
@@ -54,7 +54,7 @@ def estimate_by_torchinfo(job: Job, batch: int, build: Build = build_model) -> P
 
 
 def estimate_by_torchsummary(job: Job, batch: int, build: Build = build_model) -> PeerEstimate:
-    """Return torchsummary 1.5.1's "Estimated Total Size" of a model.
+    """Return the three parts of torchsummary 1.5.1's "Estimated Total Size" of a model.
 
     The size is the sum of input, parameters and twice the modules' outputs. The model itself, `nn.Sequential`
     and `nn.ModuleList` do not count. torchsummary runs two samples and replaces the first dimension of every
@@ -94,7 +94,7 @@ def estimate_by_torchsummary(job: Job, batch: int, build: Build = build_model) -
 
 
 def estimate_by_modelsize(job: Job, batch: int, build: Build = build_model) -> PeerEstimate:
-    """Return pytorch_modelsize's total for a chain of modules.
+    """Return the three parts of pytorch_modelsize's total for a chain of modules.
 
     The total is the sum of input, parameters and twice the outputs of all modules. Each module runs on the
     output of the module before. Only the parameters of the last module count, as in pytorch_modelsize's
@@ -132,7 +132,7 @@ PEERS: Mapping[Method, Callable[[Job, int, Build], PeerEstimate]] = {
 
 @contextmanager
 def _failing_as(job: Job, who: str) -> Iterator[None]:
-    """Convert errors inside the context to ModelErrors about `who`.
+    """Convert errors inside the context, except ModelErrors, to ModelErrors about `who`.
 
     Gradients are disabled inside the context.
     """

@@ -98,7 +98,7 @@ def shipped_processes() -> tuple[str, ...]:
 def read_process(
     path: Path, catalogue: Mapping[str, CatalogueEntry], sources: Collection[str] = SOURCES
 ) -> ProcessFile:
-    """Read a process file.
+    """Read a process, and the version of torch that runs it, from a YAML file.
 
     Raises DataFileError, which names the line and the key, for an invalid file. A model FILE.py:NAME, which
     would run code, is invalid unless `sources` contains "file".

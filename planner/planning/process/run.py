@@ -211,10 +211,7 @@ class _Machine:
         self._running = running
 
     def _open(self, job: Job, model: Model, batch: int, zeroed_in: Phase | None = None) -> _Running:
-        """Return a new loop that shares the model's weights already on the GPU.
-
-        The loop has no other blocks yet.
-        """
+        """Return a new loop that shares the model's weights on the GPU, without allocating other blocks."""
         placed = self._models.setdefault(model.name, _Placed())
         running = _Running(self._tracer(job, batch), placed, Joiner(self._numbers), zeroed_in)
         running.joiner.live = {
@@ -267,9 +264,8 @@ class _Machine:
         self._replay(joined, events)
 
     def _enter(self, running: _Running) -> None:
-        """Allocate missing weights and free old gradients at the beginning of a phase.
+        """Allocate missing weights before a forward pass, and free old gradients before phase `zeroed_in`.
 
-        Weights are allocated before a forward pass, and gradients are freed before the phase `zeroed_in`.
         Called at the start of each phase of a loop's first step.
         """
         if self.phase is Phase.FORWARD:
@@ -279,10 +275,9 @@ class _Machine:
             running.model.gradients.clear()
 
     def _is_unserved(self, stream: int) -> bool:
-        """Return whether cuBLAS must allocate a workspace for the current thread and a stream.
+        """Return whether cuBLAS has no workspace yet for the current thread and a stream, and record one.
 
-        The workspace is recorded, so that the next call returns False. The thread is autograd's in a backward
-        pass, otherwise the main thread.
+        The next call returns False. The thread is autograd's in a backward pass, otherwise the main thread.
         """
         place = self.phase is Phase.BACKWARD, stream
         is_unserved = place not in self._served

@@ -25,7 +25,7 @@ MOST_ISLANDS = 32  # islands to follow, so that the number of probes stays logar
 
 
 class Search(Struct, frozen=True):
-    """The result of a search for the largest batch size, with every probe in order."""
+    """The largest batch sizes with and without retries that a search found, with every probe in order."""
 
     largest: int  # the largest batch size that fits; 0 if not even `least` fits
     comfortable: int  # the largest batch size that fits without retries, at most `largest`; 0 if none fits
@@ -103,7 +103,7 @@ def largest_by_extrapolation(
     limit: int = LARGEST_BATCH,
     elements: Callable[[int], int] = int,
 ) -> Search:
-    """Find the largest batch sizes in about five probes, by extrapolating their memory.
+    """Find the largest batch sizes with and without retries in about five probes, by extrapolating memory.
 
     The answers equal the answers of `largest` if outcomes only worsen with the batch size. `needs` return the
     bytes that a batch size needs without retries (reserved) and with retries (allocated). Each need is
@@ -256,9 +256,9 @@ def scan_islands(fits: Callable[[int], bool], low: int, limit: int) -> int:
 
 
 def _boundary(fits: Callable[[int], bool], low: int, limit: int) -> int:
-    """Return a batch size that fits but whose successor fails, galloping up from `low`.
+    """Return a batch size that fits but whose successor fails, or `limit`, galloping up from `low`.
 
-    `low` is assumed to fit. The result is at most `limit`.
+    `low` is assumed to fit.
     """
     stride = 1
     while low < limit:

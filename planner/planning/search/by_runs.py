@@ -115,7 +115,7 @@ class _RunSearch:
         return self._by_runs(search)
 
     def _run(self, batch: int) -> None:
-        """Capture a batch size, and record its outcome and trace.
+        """Capture a batch size, and record its outcome and, if it is not refused, its trace.
 
         The trace serves guesses at other batch sizes.
         """
@@ -167,7 +167,7 @@ class _RunSearch:
         return abs(taken - expected) <= _FELT * expected
 
     def _undecided(self, search: Search) -> int | None:
-        """Return the next batch size to capture, or None if the answers are decided."""
+        """Return an answer or its successor to capture next, or None if captures decide the answers."""
         without_retries, any_fit = (Outcome.FITS,), (Outcome.FITS, Outcome.FITS_WITH_RETRIES)
         for answer, outcomes in ((search.comfortable, without_retries), (search.largest, any_fit)):
             if answer and answer not in self._outcomes:
@@ -276,17 +276,14 @@ class _RunSearch:
         return self._guesses[key]
 
     def _alike(self, batch: int) -> list[int]:
-        """Return the captured batch sizes aligned like `batch`, nearest first.
-
-        If none is aligned like `batch`, all captured batch sizes are returned.
-        """
+        """Return the captured batch sizes aligned like `batch`, or all if none is, the nearest first."""
         aligned = [size for size in self._traces if gcd(size, self._unit) == gcd(batch, self._unit)]
         return sorted(aligned or self._traces, key=_distance_from(batch))
 
     def _fit_of_two(self, by_distance: Sequence[int]) -> tuple[Program, int] | None:
-        """Return a program fitted to two captured traces, and the nearest batch size.
+        """Return a program fitted to the nearest trace and another one, and the nearest batch size, or None.
 
-        One of the traces is at the nearest batch size. Returns None if no program fits two of the traces.
+        It is None if no program fits the nearest trace and another one.
         """
         nearest, *others = by_distance
         programs = (self._fitted(low, nearest) for low in others)

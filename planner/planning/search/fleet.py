@@ -38,7 +38,7 @@ class DeviceFit(Struct, frozen=True):
 
     @property
     def headroom_bytes(self) -> int:
-        """Return the GPU memory that the process leaves free; negative if the process does not fit."""
+        """Return the GPU's usable bytes minus the bytes of the process; negative if it does not fit."""
         return self.budget.device.usable.value - self.process_bytes
 
     @property
@@ -88,11 +88,11 @@ def curve(table: FleetTable, points: int = 40) -> tuple[tuple[int, int], ...]:
 def fit_devices(
     job: Job, budgets: Iterable[Budget], programs: ProgramSet, batch: int | None = None, multiple_of: int = 1
 ) -> tuple[DeviceFit, ...]:
-    """Return the largest batch size on each GPU, with the memory of one batch size.
+    """Return the largest batch size and one batch's memory on each GPU, sorted by kind and usable memory.
 
     The memory is computed for `batch`, or by default for the largest batch size, or the smallest if none
-    fits. The results are sorted by the GPU's kind and usable memory, not in the order of `budgets`. The
-    largest batch sizes are multiples of `multiple_of`. Raises the errors of a capture.
+    fits. The results are not in the order of `budgets`. The largest batch sizes are multiples of
+    `multiple_of`. Raises the errors of a capture.
     """
     ordered = sorted(budgets, key=lambda budget: (_kind(budget), budget.device.usable.value))
     cache, limit, is_compiled = (

@@ -84,11 +84,10 @@ def collecting_rarely() -> Iterator[None]:
 
 @collecting_rarely()
 def find_max_batch(job: Job, budget: Budget, programs: ProgramSet, multiple_of: int = 1) -> Plan:
-    """Find the largest batch size that fits the budget, with its estimate.
+    """Find the largest batch sizes that fit the budget, with and without retries, and estimate their memory.
 
-    The plan also has the estimates at the largest batch size without retries and at the smallest batch size
-    that was found not to fit. The largest batch sizes are multiples of `multiple_of`. Raises the errors of a
-    capture.
+    The plan also has the estimate at the smallest batch size that was found not to fit. The largest batch
+    sizes are multiples of `multiple_of`. Raises the errors of a capture.
     """
     start = perf_counter()
     timed, target = TimedPrograms(programs), budget.device.target

@@ -33,10 +33,7 @@ FEW = 8  # the number of sizes up to which halving takes no more probes than ext
 
 
 class SizePlan(Struct, frozen=True):
-    """The largest sample size that fits.
-
-    It has the estimates at that size and at the smallest size that fails.
-    """
+    """The largest sample sizes that fit, with estimates at them and at the smallest size that fails."""
 
     job: Job  # the job as it was given, with its size ranges or its patch
     budget: Budget
@@ -52,12 +49,12 @@ class SizePlan(Struct, frozen=True):
 
     @property
     def largest(self) -> Size | None:
-        """Return the largest size that fits, even if with retries, or None."""
+        """Return the largest size that fits, with or without retries, or None if no size fits."""
         return self._size(self.search.largest)
 
     @property
     def comfortable(self) -> Size | None:
-        """Return the largest size that fits without retries, or None."""
+        """Return the largest size that fits without retries, or None if no size does."""
         return self._size(self.search.comfortable)
 
     @property
@@ -95,7 +92,7 @@ def find_max_size(
     job_at: Callable[[Size], Job],
     open_traces: Callable[[Job], TraceSource],
 ) -> SizePlan:
-    """Find the largest of `sizes` that fits at a batch size, with its estimate.
+    """Find the largest of `sizes` that fit at a batch size, with and without retries, and estimate them.
 
     Each probe is a run of the model at one size. If the model refuses small or large sizes, the search begins
     at the smallest size that the model takes, or ends at the largest. Raises the errors of a capture.
@@ -155,12 +152,11 @@ def _elements(job: Job, size: Size) -> int:
 
 
 def _search(sizes: Sequence[Size], runs: "_Runs", elements: Callable[[Size], int]) -> Search:
-    """Search for the largest size that fits.
+    """Search for the largest sizes that fit, with and without retries, as positions in `sizes` from 1.
 
-    The result has positions in `sizes`, counted from 1. Raises the errors of a capture. If more than `FEW`
-    sizes are multiples of 8, the multiples are searched first. Other sizes may take more memory, as attention
-    pads rows that are not aligned, so the sizes between an answer and the next multiple are tried only if the
-    smallest of them fits.
+    Raises the errors of a capture. If more than `FEW` sizes are multiples of 8, the multiples are searched
+    first. Other sizes may take more memory, as attention pads rows that are not aligned, so the sizes between
+    an answer and the next multiple are tried only if the smallest of them fits.
     """
     aligned = [number for number, size in enumerate(sizes, 1) if not any(each % ALIGNED for each in size)]
     if len(aligned) <= FEW or len(aligned) == len(sizes):

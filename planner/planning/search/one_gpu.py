@@ -31,12 +31,11 @@ _MOST_JUDGED = 4  # searches, each with the margins of the previous answer
 def search_judged(
     job: Job, replays: TargetReplays, budget: Budget, multiple_of: int = 1
 ) -> tuple[Search, Budget]:
-    """Search for the largest batch size on a GPU, with the margins that apply at that batch size.
+    """Search for the largest batch size on a GPU, and return also the budget with the margins at that size.
 
-    Returns the search and the budget with these margins. Margins depend on the batch size if the source of
-    its convolution workspaces does. The first search uses the margins of the largest batch size whose tensors
-    alone fit. The search is repeated with the margins of its answer until they stay the same, or
-    `_MOST_JUDGED` searches were made. Raises the errors of a capture.
+    Margins depend on the batch size if the source of its convolution workspaces does. The first search uses
+    the margins of the largest batch size whose tensors alone fit. The search is repeated with the margins of
+    its answer until they stay the same, or `_MOST_JUDGED` searches were made. Raises the errors of a capture.
     """
     top = replays.top(budget.all_limits[0])
     if FIT_BATCHES[0] < top < replays.limit:
@@ -92,7 +91,10 @@ def _search(replays: TargetReplays, all_limits: tuple[MemoryLimits, ...], multip
 
 
 def _largest(replays: TargetReplays, limits: MemoryLimits) -> int:
-    """Return the largest batch size that fits. The next size is probed if only the bound excludes it."""
+    """Return the largest batch size that fits within memory limits.
+
+    The next size is probed if only the bound excludes it.
+    """
     top = replays.top(limits)
     best = largest_below(replays.fits(limits), top)
     if best == top < replays.limit:

@@ -133,7 +133,7 @@ def outcome_under_limits(trace: Trace, all_limits: Sequence[MemoryLimits]) -> Ou
 def _also_in(
     larger: Sequence[MemoryLimits], outcome: Outcome, replay: Callable[[MemoryLimits], Replay]
 ) -> Outcome:
-    """Return `outcome`, or DOES_NOT_FIT if a replay under a larger limit fails.
+    """Return `outcome`, or DOES_NOT_FIT if it needs retries and a replay under a larger limit fails.
 
     `outcome` is the outcome under the smallest limit. Only an outcome with retries takes further replays:
     without retries a batch fits under any larger limit.
@@ -166,14 +166,14 @@ class TimedPrograms:
         return self._timed(self.programs.trace, batch, target)
 
     def key(self, batch: int, target: Target) -> Hashable:
-        """Return a key that is equal on two targets if and only if their traces are equal, or None.
+        """Return a key of the trace, equal for two targets if and only if their traces are equal, or None.
 
         It is None if the traces must be compared.
         """
         return self._timed(self.programs.key, batch, target)
 
     def bound(self, target: Target) -> LowerBound | None:
-        """Return a lower bound of the memory as a function of the batch size, or None if there is none."""
+        """Return a function from the batch size to a lower bound of the memory in bytes, or None."""
         return self._timed(self.programs.bound, target)
 
     def batch_sizes(self, target: Target) -> BatchSizes:
@@ -216,7 +216,7 @@ class TargetReplays:
         return batch in self.too_small or batch in self.too_large
 
     def top(self, limits: MemoryLimits) -> int:
-        """Return the largest batch size that the lower bound does not rule out. It is at most `limit`."""
+        """Return the largest batch size up to `limit` that the memory's lower bound does not rule out."""
         limit_bytes = max_reserved_bytes(limits)
         if limit_bytes is None or self.bound is None:
             return self.limit

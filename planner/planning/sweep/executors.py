@@ -60,7 +60,7 @@ def run_all(tasks: Sequence[Task], pool: Pool, run: Run) -> Iterator[tuple[int, 
 def _run_until_death(
     queue: deque[_Numbered], width: int, pool: Pool, run: Run, suspects: list[_Numbered]
 ) -> Iterator[tuple[int, TaskResult]]:
-    """Run queued tasks and yield their results until a worker dies.
+    """Run queued tasks and yield their results, and submit no more tasks once a worker dies.
 
     The tasks that were running when it died are added to `suspects`.
     """

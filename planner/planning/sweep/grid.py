@@ -74,7 +74,7 @@ class Grid(Struct, frozen=True):
 def load_grid(
     path: Path, catalogue: Mapping[str, CatalogueEntry], sources: Collection[str] = SOURCES
 ) -> Grid:
-    """Read a sweep file.
+    """Read the models, recipes and GPUs of a sweep file.
 
     Raises DataFileError with file, line and key for an invalid file. A model FILE.py:NAME, which would run
     code, is invalid unless `sources` contains "file".

@@ -13,7 +13,7 @@ from planner.jobs import Job, job_to_json
 
 
 class Task(msgspec.Struct, frozen=True):
-    """One model in one recipe, with the GPUs to compute."""
+    """One model in one recipe, with the GPUs to plan for."""
 
     model: str  # as the tables name it
     recipe: str

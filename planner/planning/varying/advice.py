@@ -34,7 +34,7 @@ OpenPrograms = Callable[[Job], SizedPrograms]
 
 
 class VaryingAttempt(Struct, frozen=True):
-    """The largest batch of a changed job, and the risk at the requested batch."""
+    """A job with changes, the largest batch with them, and the risk at the requested batch."""
 
     changes: tuple[Change, ...]
     training: TrainingConfig
@@ -43,7 +43,7 @@ class VaryingAttempt(Struct, frozen=True):
 
     @property
     def fits(self) -> bool:
-        """Return whether the requested batch has an acceptable probability of running out of memory."""
+        """Return whether a batch is requested, and its probability of running out of memory is acceptable."""
         risk = round(1 - self.side.budget.confidence, 12)
         return self.asked is not None and self.asked.probability <= risk
 
@@ -62,7 +62,7 @@ class VaryingAdvice(Struct, frozen=True):
 def advise_varying(
     job: Job, budget: Budget, batch: int | None, open_programs: OpenPrograms, on_progress: OnProgress
 ) -> VaryingAdvice:
-    """Plan a job unchanged and with each change.
+    """Plan a job unchanged and with each change that it allows, and report which changes fail.
 
     If no change alone makes the batch fit, several are combined. Slow changes are skipped. Splits of the
     batch are skipped if no batch is requested, if the batch fits without changes, or after one split fits.
@@ -114,7 +114,7 @@ def _together(
     singles: list[VaryingAttempt],
     attempt: Callable[[tuple[Change, ...]], VaryingAttempt | None],
 ) -> VaryingAttempt | None:
-    """Combine changes until the requested batch fits, and return that attempt, or None if none fits.
+    """Combine changes until the requested batch fits, and return that attempt, or None if it never fits.
 
     Changes that enlarge the largest batch or split the batch are added one by one, in the order of `singles`,
     at most one from each group.

@@ -29,7 +29,7 @@ TOKENS_UNIT = 64  # the step in which the largest number of tokens of a batch is
 
 
 class VaryingSide(Struct, frozen=True):
-    """The largest batch and the risks under one configuration of the allocator."""
+    """The largest batch and the risks of running out of memory under one configuration of the allocator."""
 
     budget: Budget
     largest: int  # largest batch whose probability of running out of memory is acceptable; 0 if none is
@@ -67,7 +67,7 @@ class VaryingPlan(Struct, frozen=True):
 
 
 def check_varying(job: Job) -> None:
-    """Raise UsageError for options that require samples of one size."""
+    """Raise UsageError for options that are not planned together with samples of many sizes."""
     ranged = next(str(spec) for spec in job.samples.inputs if spec.smallest)
     refused = {
         f"--mode {job.loop.mode}": job.loop.mode in (Mode.GENERATE, Mode.STEP),
@@ -85,7 +85,10 @@ def check_varying(job: Job) -> None:
 
 
 def estimate_varying(job: Job, budget: Budget, programs: SizedPrograms, batch: int) -> VaryingPlan:
-    """Estimate the memory and the risk of sampled runs at one batch size. Raises the errors of a capture."""
+    """Estimate the memory and the risk of sampled runs at a batch size, under two allocator configurations.
+
+    Raises the errors of a capture.
+    """
     start = perf_counter()
     budget = judged(budget, programs)
     sides = []
@@ -100,7 +103,7 @@ def estimate_varying(job: Job, budget: Budget, programs: SizedPrograms, batch: i
 def find_varying_batch(
     job: Job, budget: Budget, programs: SizedPrograms, multiple_of: int = 1
 ) -> VaryingPlan:
-    """Find the largest batch sizes with an acceptable probability of running out of memory.
+    """Find the largest batch with an acceptable risk under each of two configurations of the allocator.
 
     The probability may be at most 1 minus the budget's confidence. Raises the errors of a capture.
     """
@@ -144,18 +147,18 @@ def find_varying_fit(
 
 
 def plan_side(job: Job, budget: Budget, programs: SizedPrograms, multiple_of: int = 1) -> VaryingSide:
-    """Return the largest batch under a budget, with its risk.
+    """Find the largest batch under a budget, with the risk at it and at the next larger batch.
 
-    The risk at the next larger batch is included. Raises the errors of a capture.
+    Raises the errors of a capture.
     """
     constant = _constant_batch(budget, programs)
     return _side(job, budget, programs, open_batches(job, programs), constant, multiple_of)
 
 
 def sampled_at(side: VaryingSide, job: Job, programs: SizedPrograms, batch: int) -> RunRisk:
-    """Return the risk at a batch size under a side's budget.
+    """Return the risk at a batch size under a side's budget, from the side or else from sampled runs.
 
-    It is from the side, or else from sampled runs. Raises the errors of a capture.
+    Raises the errors of a capture.
     """
     if side.at is not None and side.at.batch == batch:
         return side.at
@@ -169,10 +172,7 @@ def open_batches(job: Job, programs: SizedPrograms) -> BatchSource:
 
 
 def judged(budget: Budget, programs: SizedPrograms) -> Budget:
-    """Return the budget with the margins that apply to the job.
-
-    The margins come from published runs of similar jobs.
-    """
+    """Return the budget with the margins that published runs give for the job at its largest size."""
     size = programs.sizes.largest
     trace = programs.trace(BatchShape(FIT_BATCHES[0], size))
     return judge_budget(budget, programs.job_at(size), trace)

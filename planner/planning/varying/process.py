@@ -35,7 +35,7 @@ class BatchSource:
         self._made: dict[tuple[BatchShape, int], list[Piece]] = {}
 
     def batches(self, shape: BatchShape, step: int) -> list[Piece]:
-        """Return the cached events of the batches of a step, all of one shape.
+        """Return the cached pieces of a step, one for each of its batches, all of one shape.
 
         Step 0 is the set-up. There are several batches only if the job accumulates gradients. Steps that are
         not traced repeat the last usual step.
@@ -66,7 +66,7 @@ class VaryingProcess:
         self.is_alive = self._play(setup)
 
     def step(self, shapes: Sequence[BatchShape]) -> bool:
-        """Replay a step with batches of `shapes`, and return whether the step fits in memory."""
+        """Replay a step with batches of `shapes`, and return whether all steps so far fit in memory."""
         self.steps += 1
         of_shape = [self._source.batches(shape, self.steps) for shape in shapes]
         for number, batches in enumerate(of_shape):

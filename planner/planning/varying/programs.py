@@ -107,24 +107,20 @@ class SizedPrograms:
 
 
 class _Member(Struct, frozen=True):
-    """A builder that takes the programs of one size from the programs of all sizes."""
+    """A builder of the programs at the size `size`, which it takes from a family of programs at all sizes."""
 
     family: "Callable[[int], SizeFamily]"
     size: Size
 
     def programs(self, target: Target) -> tuple[Program, ...]:
-        """Return the program for batches of two or more samples, in a tuple.
-
-        The tuple is empty if no program fits.
-        """
+        """Return the program for batches of two or more samples in a tuple, or () if no program fits."""
         program = self.family(0).program(self.size)
         return () if program is None else (program,)
 
     def run(self, batch: int, target: Target) -> Program:
-        """Return the program of one batch size.
+        """Return the program of one batch size, from the programs at all sizes or captured by a run.
 
-        For batches of one sample it is taken from the programs at all sizes if possible. Otherwise it is
-        captured by a run.
+        Only batches of one sample are taken from the programs at all sizes.
         """
         family = self.family(1 if batch == 1 else 0)
         program = family.program(self.size) if batch == 1 else None

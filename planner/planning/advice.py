@@ -55,7 +55,7 @@ TracerFactory = Callable[[TrainingConfig], TraceSource]  # the tracer of a chang
 
 
 class Attempt(Struct, frozen=True):
-    """A training run with a set of changes, its estimate and the memory that it needs."""
+    """A training run with a set of changes, with the run's estimate, trace and needed memory."""
 
     changes: tuple[Change, ...]
     training: TrainingConfig
@@ -65,26 +65,23 @@ class Attempt(Struct, frozen=True):
 
     @property
     def fits(self) -> bool:
-        """Return whether the batch fits with the changes."""
+        """Return whether the batch fits with the changes, with or without retries."""
         return self.estimate.outcome is not Outcome.DOES_NOT_FIT
 
     @property
     def parts(self) -> Mapping[str, int]:
-        """Return the needed bytes by category of the blocks. The key "" has the bytes in no block."""
+        """Return the bytes at the allocated peak by category; the key "" has the rest of the needed bytes."""
         between = max(0, self.needed_bytes - self.estimate.run.peak_allocated_bytes)
         return {str(category): size for category, size in self.estimate.at_peak.items()} | {"": between}
 
     @property
     def cost(self) -> tuple[int, int, int]:
-        """Return the sort key of the attempt.
-
-        It is the number of changes, then the sum of their ranks, then the needed bytes.
-        """
+        """Return the sort key: the number of changes, then the sum of their ranks, then the needed bytes."""
         return len(self.changes), sum(change.rank for change in self.changes), self.needed_bytes
 
 
 class Advice(Struct, frozen=True):
-    """The smallest sets of changes that make a batch fit."""
+    """The minimal sets of changes that make a batch fit, the single changes tried, and the failed changes."""
 
     unchanged: Attempt
     sets: tuple[Attempt, ...]  # minimal sets that fit, the best first; empty if none fits or none is needed
@@ -154,9 +151,9 @@ def _keeps_optimizer(change: Change, training: TrainingConfig) -> bool:
 
 
 def _rule_out(unchanged: Attempt, limit_bytes: int | None) -> dict[bool, str]:
-    """Return the reasons not to try optimizer changes that save little memory.
+    """Return why changes to the optimizer save too little to be tried, by whether they keep the optimizer.
 
-    The key is whether a change keeps the optimizer, and with it the state. A reason is "" if they are tried.
+    A reason is "" if the changes are tried. A change that keeps the optimizer keeps its state.
     """
     needed_bytes, reasons = unchanged.needed_bytes, {True: "", False: ""}
     missing_bytes = needed_bytes if unchanged.fits or limit_bytes is None else needed_bytes - limit_bytes
@@ -170,7 +167,7 @@ def _rule_out(unchanged: Attempt, limit_bytes: int | None) -> dict[bool, str]:
 
 
 def _outside_updates(events: Iterable[Event], without_state: bool) -> Iterator[Event]:
-    """Yield the events without the blocks, except optimizer state, that the optimizer's step allocates.
+    """Yield the events without the blocks that are allocated in optimizer steps and are not optimizer state.
 
     If `without_state` is true, optimizer state is left out too, in whichever phase it is allocated.
     """
@@ -195,7 +192,7 @@ def names_of(changes: tuple[Change, ...]) -> str:
 
 
 def _is_too_much(change: Change, unchanged: Attempt, singles: Sequence[Attempt]) -> bool:
-    """Return whether a milder change of the same group already makes the batch fit.
+    """Return whether a change is not worth trying, since a milder change of its group makes the batch fit.
 
     The milder change was tried earlier. If the batch fits unchanged, only smaller batches are compared.
     """
@@ -234,7 +231,7 @@ def _minimal_sets(
 
 
 def _combinations(singles: Sequence[Attempt], size: int) -> Iterator[tuple[Attempt, ...]]:
-    """Yield the sets of `size` changes of different groups, the mildest first."""
+    """Yield the sets of `size` attempts whose changes are of different groups, the mildest set first."""
     every = combinations(singles, size)
     for chosen in sorted(every, key=lambda some: sum(attempt.changes[0].rank for attempt in some)):
         if len({attempt.changes[0].group for attempt in chosen}) == size:
@@ -242,7 +239,7 @@ def _combinations(singles: Sequence[Attempt], size: int) -> Iterator[tuple[Attem
 
 
 def _promised_bytes(unchanged: Attempt, chosen: Sequence[Attempt]) -> float:
-    """Return an estimate of the bytes that a batch needs with several changes.
+    """Estimate the bytes that a batch needs with several changes from the bytes with each change alone.
 
     It follows from the share of each part of the memory that a change saves. Two changes may free the same
     memory, but no more of a part than there is. Smaller batches shrink the rest that the other changes leave.
@@ -270,7 +267,7 @@ def _attempt(changes: tuple[Change, ...], changed: TrainingConfig, trace: Trace,
 
 
 def _needed(trace: Trace, limits: MemoryLimits, most_bytes: int) -> int:
-    """Return the smallest capacity in bytes in which a trace fits, to 1 MiB.
+    """Return the smallest capacity in which a trace fits, in bytes, as a multiple of 1 MiB.
 
     The trace is replayed in different capacities. `most_bytes` is a capacity that is known to suffice.
     """

@@ -1,4 +1,4 @@
-"""Explain the memory of a run.
+"""Explain the memory of a run by category, module, tensor, phase and step.
 
 The explanation has the peak by category, module and tensor, the fragmentation, and the steps. The results are
 plain data, from which texts, JSON, pictures and pages are made. All sums equal the figures of the replay.
@@ -27,14 +27,14 @@ MOST_GAPS = 10  # gaps that are listed; there may be thousands
 
 
 class DisplayLimits(Struct, frozen=True):
-    """Limits on how much of an explanation is shown."""
+    """The number of tensors or differences, and of levels of modules, that a report shows."""
 
     top: int = 10  # number of tensors or differences
     depth: int | None = None  # levels of modules; None for as many levels as are readable
 
 
 class PeakLocation(Struct, frozen=True):
-    """The event at which memory reaches a peak. It includes the operator that requested memory there."""
+    """The event at which memory reaches a peak, with its step, phase, module and operator."""
 
     event: int  # index into the trace's events
     step: int
@@ -44,7 +44,7 @@ class PeakLocation(Struct, frozen=True):
 
 
 class LiveBlock(Struct, frozen=True):
-    """An allocated block at the peak of allocated memory."""
+    """A block in use at the peak of allocated memory, with its sizes, category and origin."""
 
     block: int
     size_bytes: int  # as the allocator counts it
@@ -58,9 +58,9 @@ class LiveBlock(Struct, frozen=True):
 
 
 class ModuleShare(Struct, frozen=True):
-    """The memory that a module holds at the peak.
+    """The memory that a module and its submodules hold at the peak, as a tree.
 
-    All modules inside it are included. The model has the name "".
+    The model has the name "".
     """
 
     name: str  # qualified
@@ -93,7 +93,7 @@ class Fragmentation(Struct, frozen=True):
 
 
 class StepPeak(Struct, frozen=True):
-    """The highest memory levels within a step; step 0 is the set-up."""
+    """The memory peaks of a step, and the allocated bytes at its end; step 0 is the set-up."""
 
     step: int
     allocated_bytes: int
@@ -118,7 +118,7 @@ class Explanation(Struct, frozen=True):
 
 
 def explain(trace: Trace, limits: MemoryLimits, evaluation: Trace | None = None) -> Explanation:
-    """Return an explanation of the memory peak of a trace.
+    """Replay a trace, and explain its memory by category, module, tensor, phase and step.
 
     The trace is replayed under `limits`. `evaluation` is the trace of the same batch in inference. A run that
     fails is explained up to its failure. Raises ValueError if no event of the trace can be replayed.
@@ -231,10 +231,9 @@ def _fragmentation(location: PeakLocation, allocator: CachingAllocator, rounding
 
 
 def _by_phase(peaks: Iterable[PhasePeak]) -> tuple[PhasePeak, ...]:
-    """Return one peak for each phase of each step.
+    """Merge the peaks of equal phases of a step, and drop the phase END.
 
-    Peaks of equal phases are merged, and the phase END is dropped. With gradient accumulation, a phase comes
-    several times in a step.
+    With gradient accumulation, a phase comes several times in a step.
     """
     merged: dict[tuple[int, Phase], PhasePeak] = {}
     for peak in peaks:
@@ -258,7 +257,7 @@ def _by_step(phases: Sequence[PhasePeak]) -> Iterator[StepPeak]:
 
 
 def share_modules(blocks: Iterable[LiveBlock], name: str = "", level: int = 0) -> ModuleShare:
-    """Return the memory of a module as a tree of modules.
+    """Return the memory of the module `name` and, in a tree, of its submodules that have blocks.
 
     Modules without blocks are left out. `blocks` are all blocks inside the module `name`, which is `level`
     levels below the model.
@@ -279,10 +278,7 @@ def share_modules(blocks: Iterable[LiveBlock], name: str = "", level: int = 0) -
 
 
 def fold(share: ModuleShare, depth: int) -> ModuleShare:
-    """Return the tree without modules more than `depth` levels below `share`.
-
-    The memory of removed modules counts as their ancestor's own.
-    """
+    """Cut a tree `depth` levels below `share`; the bytes of removed modules become their ancestors' own."""
     if depth <= 0:
         return replace(share, own_bytes=share.size_bytes, children=())
     return replace(share, children=tuple(fold(child, depth - 1) for child in share.children))

@@ -18,7 +18,7 @@ ENDLESS_BEYOND = 4  # end of the curve of an unlimited GPU, as a multiple of the
 
 
 class SampleDensity(Struct, frozen=True):
-    """The number of a curve's points per doubling of the batch size."""
+    """The points of a curve per doubling of the batch size, and the number of doublings with this density."""
 
     per_doubling: int  # a power of two
     doublings: int  # below the top that have this density; smaller sizes, close in a plot, are powers of two
@@ -29,7 +29,7 @@ OTHER_DENSITY = SampleDensity(4, 2)  # of the curves that were not requested; th
 
 
 class CurvePoint(Struct, frozen=True):
-    """The memory peaks of a batch size on a GPU.
+    """The outcome and the memory peaks of a batch size on a GPU.
 
     If the batch is not expected to fit, the peaks are of an unlimited GPU.
     """
@@ -43,7 +43,7 @@ class CurvePoint(Struct, frozen=True):
 
 
 class DeviceCurve(Struct, frozen=True):
-    """The points of one GPU's curve, in ascending order of batch size."""
+    """The points of one GPU's curve in ascending order of batch size, and the GPU's largest batch size."""
 
     budget: Budget
     max_batch: int | None  # 0 if no batch size fits; None on an unlimited GPU
@@ -61,10 +61,10 @@ class BatchCurve(Struct, frozen=True):
 def take_curve(
     gpus: Sequence[tuple[Budget, int | None]], programs: ProgramSet, batch: int, chosen: int = 0
 ) -> BatchCurve:
-    """Return the curves of GPUs whose largest batch sizes are known.
+    """Compute the curves of one job on `gpus`, pairs of a GPU's budget and its largest batch size.
 
-    `gpus` holds the budget and the largest batch size of each GPU; None is an unlimited GPU. `chosen` is the
-    index of the requested GPU, whose curve has more points. Raises the errors of a capture.
+    The largest batch size is None on an unlimited GPU. `chosen` is the index of the requested GPU, whose
+    curve has more points. Raises the errors of a capture.
     """
     devices_by_size: dict[int, list[int]] = {}
     for number, (_, most) in enumerate(gpus):
@@ -82,7 +82,7 @@ def take_curve(
 
 
 def curve_sizes(max_batch: int | None, batch: int, grid: SampleDensity) -> list[int]:
-    """Return the batch sizes of a GPU's curve.
+    """Return the batch sizes at which a GPU's curve has points, in ascending order.
 
     They include the largest and the requested batch size. The curve goes somewhat beyond both.
     """
@@ -93,7 +93,10 @@ def curve_sizes(max_batch: int | None, batch: int, grid: SampleDensity) -> list[
 
 
 def _even_sizes(top: int, grid: SampleDensity) -> set[int]:
-    """Return batch sizes from 1 up to at least `top`, but at most `LARGEST_BATCH`. GPUs share the grid."""
+    """Return the batch sizes of a grid from 1 to the first one at or above `top`, or up to `LARGEST_BATCH`.
+
+    GPUs share the grid.
+    """
     sizes, size, end = {1}, 1, min(top, LARGEST_BATCH)
     while size < end:
         size += max(1, 2 ** (size.bit_length() - 1) // grid.per_doubling)

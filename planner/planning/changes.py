@@ -1,4 +1,4 @@
-"""List the changes to a training run that save GPU memory.
+"""List the changes to a job that may save GPU memory.
 
 A change has an effect on the job and a cost.
 """
@@ -44,7 +44,7 @@ class TrainingConfig(Struct, frozen=True):
 
 
 class Change(Struct, frozen=True):
-    """A change to a training run that saves memory, and its cost."""
+    """A change to a job that may save memory: its option, its cost, and the function that applies it."""
 
     name: str  # the option as the command line takes it
     cost: str  # in time, numbers or comfort, as text
@@ -55,7 +55,7 @@ class Change(Struct, frozen=True):
 
 
 def changes_for(training: TrainingConfig, capability: tuple[int, int]) -> tuple[Change, ...]:
-    """Return all changes that a training run allows on a GPU, the mildest first.
+    """Return the changes that a job allows on a GPU and that may save memory, the mildest first.
 
     `capability` is the compute capability of the GPU.
     """
@@ -89,10 +89,7 @@ def change_fields(
     is_slow: bool = False,
     **fields: object,
 ) -> Change:
-    """Return a `Change` that sets fields of the job.
-
-    The batch size and the allocator's configuration are set if given.
-    """
+    """Return a `Change` that sets fields of the job, and the batch size and allocator options if given."""
 
     def apply(training: TrainingConfig) -> TrainingConfig:
         return TrainingConfig(
@@ -165,10 +162,9 @@ def _of_optimizer(job: Job) -> Iterator[Change]:
 
 
 def _of_other_optimizer(job: Job, optimizer: Optimizer | str, cost: str, rank: int) -> Change:
-    """Return the change to another optimizer, with the same effect as the options in its name.
+    """Return the change to `optimizer`, without the arguments of the job's optimizer.
 
-    The arguments of the job's optimizer are dropped. The implementation is the default of the other optimizer
-    if the job has a default or a fused implementation.
+    The implementation becomes the default of `optimizer` if the job has a default or a fused implementation.
     """
     name, implementation = f"--optimizer {optimizer}", job.loop.optimizer_impl
     other = default_impl(optimizer)
@@ -181,7 +177,7 @@ def _of_other_optimizer(job: Job, optimizer: Optimizer | str, cost: str, rank: i
 
 
 def _of_adaptation(job: Job) -> Iterator[Change]:
-    """Yield Liger, LoRA and 4-bit changes to a transformers model.
+    """Yield the changes to Liger, LoRA and 4-bit weights that a transformers model allows.
 
     The libraries of the changes must be installed.
     """

@@ -58,7 +58,7 @@ def steps_of_epoch(job: Job, batch: int) -> int:
 
 
 def max_useful_batch(job: Job) -> int:
-    """Return the largest batch size worth planning. It is at most the number of samples of an epoch."""
+    """Return the number of samples of an epoch, or `LARGEST_BATCH` if it is unknown or larger."""
     return min(LARGEST_BATCH, job.samples.dataset_size or LARGEST_BATCH)
 
 
@@ -100,7 +100,7 @@ def with_last_batch(job: Job, batch: int, source: TraceSource) -> Trace:
 
 
 class EpochPrograms(Struct, frozen=True):
-    """A program set whose traces include the smaller batch at the end of an epoch."""
+    """A program set whose traces include the smaller batch at the end of an epoch, if there is one."""
 
     job: Job
     programs: ProgramSet
@@ -110,7 +110,7 @@ class EpochPrograms(Struct, frozen=True):
         return with_last_batch(self.job, batch, lambda size: self.programs.trace(size, target))
 
     def key(self, batch: int, target: Target) -> Hashable:
-        """Return a key that is equal on two targets if and only if their traces are equal, or None.
+        """Return a key of the trace, equal for two targets if and only if their traces are equal, or None.
 
         The key is made of the keys of the full and the last batch size. It is None if either batch size has
         no key, or if the model fails at the smaller batch size.
@@ -125,7 +125,7 @@ class EpochPrograms(Struct, frozen=True):
         return None if full is None or smaller is None else (full, smaller)
 
     def bound(self, target: Target) -> LowerBound | None:
-        """Return a lower bound of the memory as a function of the full batch size, or None.
+        """Return a function from the full batch size to a lower bound of the memory in bytes, or None.
 
         It is None if no bound exists. The smaller last batch is not counted.
         """

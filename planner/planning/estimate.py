@@ -46,14 +46,14 @@ class Answer(StrEnum):
 
 
 class Seconds(Struct, frozen=True):
-    """The seconds that an estimate took to trace and to replay."""
+    """The seconds that tracing and replaying took for an estimate."""
 
     trace: float
     replay: float
 
 
 class RankFigures(Struct, frozen=True):
-    """The ranks that have equal memory figures, and these figures."""
+    """One or more ranks, and the outcome and memory figures that they share."""
 
     ranks: tuple[int, ...]
     outcome: Outcome

@@ -1,4 +1,4 @@
-"""Count the steps that a loop with growing memory can run before it fails.
+"""Count the steps that a loop with growing memory can run before it runs out of memory.
 
 The last traced step is replayed until a request fails.
 """
@@ -15,17 +15,17 @@ MOST_EVENTS = 300_000  # events to replay to count steps, which takes about a se
 
 
 class StepLimit(Struct, frozen=True):
-    """The number of steps that a loop can run before it no longer fits."""
+    """The number of steps that a loop can run before memory runs out, replayed or extrapolated."""
 
     steps: int
     is_exact: bool  # whether all steps were replayed; if not, extrapolated from the growth of a step
 
 
 def find_step_limit(trace: Trace, limits: MemoryLimits, growth: Growth, peak_bytes: int) -> StepLimit | None:
-    """Return the number of steps that fit, or None if all steps fit.
+    """Return the number of steps of a growing loop that fit, or None if memory never runs out.
 
-    All steps fit if memory has no limit, or if growth ends before the limit is reached. `peak_bytes` is the
-    reserved peak of the traced steps. The number is extrapolated from the growth of a step if the traced
+    Memory never runs out if it has no limit, or if growth ends before the limit is reached. `peak_bytes` is
+    the reserved peak of the traced steps. The number is extrapolated from the growth of a step if the traced
     steps do not repeat, or if the steps that fit are too many to replay.
     """
     limit_bytes = max_reserved_bytes(limits)
@@ -61,10 +61,7 @@ def _without_activations(trace: Trace) -> Trace:
 def _played(
     steps: Sequence[Sequence[Piece]], limits: MemoryLimits, next_workspaces: NextWorkspaces | None, most: int
 ) -> int | None:
-    """Return the number of steps that fit in a replay, or None if `most` steps fit.
-
-    The last of `steps` is repeated.
-    """
+    """Replay steps, the last again and again, and return how many fit, or None if `most` steps fit."""
     player = Player(limits, next_workspaces)
     for number in range(most + 1):
         if not all(player.play(piece, number) for piece in steps[min(number, len(steps) - 1)]):

@@ -40,7 +40,7 @@ def count_host_memory(job: Job, trace: Trace) -> HostMemory:
 
 
 def _batch_bytes(trace: Trace) -> int:
-    """Return the bytes of one batch's inputs.
+    """Return the bytes of the inputs of the first batch of a trace.
 
     The inputs of the first batch are allocated between the set-up and the second batch.
     """

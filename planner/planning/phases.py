@@ -103,10 +103,10 @@ def _alive(events: Iterable[Event], categories: Container[Category]) -> list[All
 
 
 def _resuming_of(job: Job) -> Callable[[Trace], Iterable[Event]] | None:
-    """Return a function from a trace to the events of resuming from a checkpoint.
+    """Return the function that makes the events of resuming from a checkpoint, or None if there is none.
 
-    The events follow the set-up. Returns None if the job does not train, or if its checkpoints are not
-    planned.
+    The events follow the set-up. There is no function if the job does not train, or if its checkpoints are
+    not planned.
     """
     is_quantized = job.model.quantize is not Quantize.NONE
     if not trains(job) or job.model.quantize.is_of_torchao:
@@ -119,19 +119,19 @@ def _resuming_of(job: Job) -> Callable[[Trace], Iterable[Event]] | None:
 
 
 def _resume_whole(trace: Trace) -> Iterable[Event]:
-    """Return the events of loading the checkpoint saved at the end of a trace.
+    """Return the events that allocate the weights, buffers and optimizer state of a saved checkpoint.
 
-    If weights are loaded onto the CPU, only the optimizer state is loaded onto the GPU.
+    If weights are loaded onto the CPU, only the optimizer state is allocated on the GPU.
     """
     is_state = Fact.WEIGHTS_FROM_HOST in trace.facts
     return _load(_states(trace) if is_state else saved_blocks(trace))
 
 
 def _resume_trained(trace: Trace) -> Iterable[Event]:
-    """Return the events of loading the trained weights and the optimizer state.
+    """Return the events that allocate the trained weights and the optimizer state of a saved checkpoint.
 
     Trained weights are as large as their gradients. If weights are loaded onto the CPU, only the optimizer
-    state is loaded onto the GPU.
+    state is allocated on the GPU.
     """
     begin, _ = _first_update(trace)
     weights = _alive(trace.events[:begin], (Category.GRADIENT,))
@@ -139,7 +139,7 @@ def _resume_trained(trace: Trace) -> Iterable[Event]:
 
 
 def _resume_zero(trace: Trace) -> Iterable[Event]:
-    """Return the events of allocating the optimizer state that the set-up did not allocate.
+    """Return the events that allocate the optimizer state that the set-up did not allocate.
 
     DeepSpeed allocates other states while it shards the model.
     """
@@ -148,11 +148,10 @@ def _resume_zero(trace: Trace) -> Iterable[Event]:
 
 
 def _resume_shards(trace: Trace) -> Iterable[Event]:
-    """Return the events of an optimizer step with zero gradients.
+    """Return the events of an optimizer step with zero gradients, which allocates the optimizer state.
 
-    The step allocates the optimizer state. FSDP2's own gradients are parts of one block for each group of
-    parameters. The zero gradients have one block for each parameter, until the blocks have as many bytes as
-    the gradients.
+    FSDP2's own gradients are parts of one block for each group of parameters. The zero gradients have one
+    block for each parameter, until the blocks have as many bytes as the gradients.
     """
     begin, end = _first_update(trace)
     step = [event for event in trace.events[begin:end] if not isinstance(event, PhaseStart)]
@@ -173,7 +172,7 @@ def _states(trace: Trace) -> list[Alloc]:
 
 
 def _load(blocks: Iterable[Alloc]) -> Iterable[Event]:
-    """Return the events that begin a phase and allocate a copy of each block."""
+    """Return the events that begin a phase and allocate a new block as large as each of `blocks`."""
     copies = (replace(block, block=-number) for number, block in enumerate(blocks, start=1))
     return (PhaseStart(1, Phase.INPUTS), *copies)
 
@@ -186,10 +185,7 @@ def _first_update(trace: Trace) -> tuple[int, int]:
 
 
 def _gather(trace: Trace, shards: int, limits: MemoryLimits) -> PhasePeak:
-    """Return the memory peaks of gathering all shards of each saved block.
-
-    One block is gathered at a time.
-    """
+    """Return the memory peaks of gathering all shards of each saved block, one block at a time."""
     gathered = (
         event
         for number, block in enumerate(saved_blocks(trace), start=1)
@@ -205,7 +201,7 @@ def setup_events(trace: Trace) -> tuple[Event, ...]:
 
 
 def _last_peak(trace: Trace, events: tuple[Event, ...], limits: MemoryLimits) -> PhasePeak:
-    """Replay `events` in place of a trace's events, and return the peaks of the last phase."""
+    """Replay a trace with `events` in place of its own, and return the memory peaks of the last phase."""
     return replay_trace(replace(trace, events=events), limits).phase_peaks[-1]
 
 

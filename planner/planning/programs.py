@@ -45,7 +45,7 @@ def open_programs(
     limit_seconds: float | None = None,
     cache_folder: Path | None = None,
 ) -> ProgramSet:
-    """Return the set of a job's programs, read from `stores` or captured.
+    """Return the `ProgramSet` of a job, whose programs are read from `stores` or captured.
 
     The model is built by `factory` if it is given. torch is imported at once, or, with `stores` in the mode
     SHARED, only if no store has a program. With `limit_seconds`, another process captures the model, and each

@@ -13,20 +13,17 @@ _ORDER = (Outcome.FITS, Outcome.FITS_WITH_RETRIES, Outcome.DOES_NOT_FIT)
 
 
 def count_ranks(job: Job) -> int:
-    """Return the number of ranks that may need different memory.
-
-    It is 1 if all ranks are equal, as with DDP and DeepSpeed.
-    """
+    """Return the number of ranks of a job, or 1 if all ranks are equal, as with DDP and DeepSpeed."""
     return 1 if job.sharding.deepspeed else job.sharding.ranks
 
 
 def ranks_to_plan(job: Job, trace: Trace) -> tuple[int, ...]:
-    """Return the ranks to plan in addition to rank 0.
+    """Return the ranks to plan in addition to rank 0, or () if all ranks hold equal parts.
 
-    `trace` is the trace of rank 0. The tuple is empty if all ranks hold equal parts. Of more than
-    `MOST_RANKS` ranks, the planned ranks are the last rank and each rank whose distance from the first or the
-    last is a power of two, which include the ends of each dimension of a usual mesh. For a model that the
-    planner shards, only the last rank is planned, since parts become smaller from rank to rank.
+    `trace` is the trace of rank 0. Of more than `MOST_RANKS` ranks, the planned ranks are the last rank and
+    each rank whose distance from the first or the last is a power of two, which include the ends of each
+    dimension of a usual mesh. For a model that the planner shards, only the last rank is planned, since parts
+    become smaller from rank to rank.
     """
     count = count_ranks(job)
     if Fact.EQUAL_PARTS in trace.facts:
@@ -48,7 +45,7 @@ def is_worse(one: Estimate, other: Estimate) -> bool:
 
 
 def with_ranks(worst: Estimate, by_rank: Mapping[int, Estimate], notes: Iterable[str] = ()) -> Estimate:
-    """Return the worst rank's estimate with the figures of all ranks added.
+    """Return the worst rank's estimate with the figures of all planned ranks and the notes added.
 
     Ranks with equal figures share a row. If the job has no ranks that differ, `worst` is returned unchanged.
     The figures of a single planned rank hold for all ranks.

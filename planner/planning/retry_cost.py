@@ -1,4 +1,4 @@
-"""Count the CUDA calls that allocator retries cause.
+"""Count the retries and the CUDA calls of the allocator in each step of a replay.
 
 In a retry, the process waits for the GPU.
 """

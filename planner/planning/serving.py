@@ -71,10 +71,7 @@ class ServingSettings(Struct, frozen=True):
         return self
 
     def on(self, device: Device) -> "ServingSettings":
-        """Return the settings with zeros replaced by the GPU's defaults.
-
-        Only `max_num_batched_tokens` and `max_num_seqs` are replaced.
-        """
+        """Return the settings with the GPU's defaults for batched tokens and sequences if they are 0."""
         is_large = device.total.value >= LARGE_GPU_BYTES and "A100" not in device.name
         return replace(
             self,
@@ -84,7 +81,7 @@ class ServingSettings(Struct, frozen=True):
 
 
 class CacheGroups(Struct, frozen=True):
-    """The groups of layers that share a pool of key-value cache blocks.
+    """The numbers of layer groups of each kind that share a pool of key-value cache blocks.
 
     Each group has its own block table, and all groups have the same number of layers.
     """
@@ -206,7 +203,7 @@ def layer_bytes(model: "ServedModel", settings: ServingSettings) -> int:
 
 
 def activation_bytes(model: "ServedModel", tokens: int) -> int:
-    """Return the peak bytes of one layer's activations.
+    """Return the peak bytes of one layer's activations for `tokens` tokens.
 
     They are the residual, its norm, and the tensors of attention or the MLP. Attention holds queries, keys
     and values in one tensor, and its output. The MLP holds gate and up in one tensor, and their product
@@ -217,10 +214,7 @@ def activation_bytes(model: "ServedModel", tokens: int) -> int:
 
 
 def profile_bytes(model: "ServedModel", settings: ServingSettings) -> int:
-    """Return the peak bytes of vLLM's profile run.
-
-    It is the larger of a layer's peak and the sampler's peak.
-    """
+    """Return the peak of vLLM's profile run in bytes: the larger of a layer's and the sampler's peak."""
     return max(activation_bytes(model, settings.max_num_batched_tokens), sampler_bytes(model, settings))
 
 

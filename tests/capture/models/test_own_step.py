@@ -1804,3 +1804,21 @@ def train_step(images):
     assert bytes_of(trace, Category.PARAMETER) == PARAMETERS
     assert bytes_of(trace, Category.GRADIENT) == 3 * PARAMETERS
     assert bytes_of(trace, Category.OPTIMIZER) == 2 * PARAMETERS
+
+
+@pytest.mark.parametrize("read", ["", ".item()"])
+def test_a_step_may_train_tensors_without_a_module(tmp_path: Path, read: str) -> None:
+    code = f"""
+weight = torch.zeros(64, 8, device="cuda", requires_grad=True)
+
+def train_step(images):
+    loss = (images.cuda() @ weight).sum()
+    loss.backward()
+    with torch.no_grad():
+        weight.sub_(0.1 * weight.grad)
+    weight.grad = None
+    loss{read}
+"""
+    trace = trace_code(tmp_path, code, "train_step", "64")
+    assert bytes_of(trace, Category.PARAMETER) == 64 * 8 * 4
+    assert born(trace, "mul") == 3 * [64 * 8 * 4]

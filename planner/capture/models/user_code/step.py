@@ -37,14 +37,14 @@ class StepModule(nn.Module):
         """Find the modules, tensors and optimizers that `root` holds.
 
         `root` is the object whose method is the step, or the step itself if it is a function. Raises
-        ModelError if neither a module nor an optimizer is found.
+        ModelError if no module, no optimizer and no tensor that requires gradients is found.
         """
         super().__init__()
         self._step = step
         self._name = name
         found = _Holdings()
         found.follow(root, "")
-        if not found.modules and not found.optimizers:
+        if not (found.modules or found.optimizers or any(one.requires_grad for one in found.tensors)):
             names = ", ".join(_argument_names(step))
             raise ModelError(
                 f"{name}: its step takes {names} and holds no nn.Module or optimizer that can be found; keep "

@@ -40,7 +40,7 @@ _TYPES = {
 
 
 def assumptions(estimate: Estimate) -> tuple[str, ...]:
-    """Return all assumptions of an estimate, including the assumptions about the GPU's figures."""
+    """Return sentences on the assumptions of an estimate, with the memory of the CUDA context and NCCL."""
     context = estimate.budget.device.context
     spread = f" +- {context.spread / MIB:.0f}" if context.spread else ""
     taken = f"the CUDA context takes {context.value / MIB:.0f}{spread} MiB: {context.source}"
@@ -54,9 +54,9 @@ def assumptions(estimate: Estimate) -> tuple[str, ...]:
 
 
 def run_assumptions(estimate: Estimate) -> tuple[str, ...]:
-    """Return the assumptions of an estimate, except about the GPU's figures.
+    """Return the assumptions of an estimate without the memory of the CUDA context and NCCL.
 
-    A table of the GPU's memory shows the omitted assumptions.
+    A table of the GPU's memory shows the omitted figures.
     """
     return tuple(_run_assumptions(estimate))
 
@@ -72,7 +72,7 @@ def _run_assumptions(estimate: Estimate) -> Iterator[str]:
 
 
 def _ranks(estimate: Estimate) -> Iterator[str]:
-    """Yield a sentence on the planned ranks if the job has several ranks."""
+    """Yield a sentence on which ranks of the job are planned, or nothing for a job of one rank."""
     job, planned = estimate.job, sum(len(row.ranks) for row in estimate.ranks)
     count = count_ranks(job)
     if count == 1:
@@ -89,7 +89,7 @@ def _ranks(estimate: Estimate) -> Iterator[str]:
 
 
 def job_assumptions(job: Job, budget: Budget) -> Iterator[str]:
-    """Yield the assumptions about a job and a GPU that hold for every batch size."""
+    """Yield sentences on the assumptions about a job and its GPU that hold at every batch size."""
     if sentence := NOT_MODELLED.get(budget.device.vendor):
         yield sentence
     yield _calibration(budget)
@@ -110,7 +110,7 @@ def job_assumptions(job: Job, budget: Budget) -> Iterator[str]:
 
 
 def _torch(job: Job) -> str:
-    """Return a sentence on the version of torch that is planned."""
+    """Return a sentence with the torch version whose memory is planned."""
     planned = planned_torch(job)
     asked = job.environment.torch
     if torch_version_of(asked) > NEWEST_TORCH:
@@ -226,7 +226,7 @@ def _kept(job: Job) -> str:
 
 
 def _recipe(job: Job) -> tuple[str, ...]:
-    """Return sentences on the assumptions about a job's training options.
+    """Return a sentence for each training option in use, such as accumulation or clipping.
 
     The options are accumulation, clipping, EMA, evaluation, sharding, torchtitan and nnU-Net. Returns () for
     a job whose mode is not `TRAIN`.
@@ -264,7 +264,7 @@ def _recipe(job: Job) -> tuple[str, ...]:
 
 
 def _unlike_nnunet(job: Job) -> str:
-    """Return the defaults of nnU-Net that the job lacks, or "" for other models."""
+    """Return text on the defaults of nnU-Net that the plan lacks, or "" if the model is not nnU-Net's."""
     if split_model(job.model.origin).source != "nnunet":
         return ""
     timed = "" if job.environment.cudnn_benchmark else "cudnn.benchmark (--cudnn-benchmark) and "
@@ -278,6 +278,6 @@ def _changed(config: AllocatorConfig) -> list[str]:
 
 
 def unknown_sentence(ops: tuple[str, ...]) -> str:
-    """Return a sentence on operators whose scratch memory is not counted."""
+    """Return a sentence that the scratch memory of the operators `ops` is not counted."""
     shown = ", ".join(map(short_op, ops[:6])) + (f" and {len(ops) - 6} more" if len(ops) > 6 else "")
     return f"scratch memory is not counted for {shown}"

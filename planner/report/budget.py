@@ -60,20 +60,20 @@ def _figure(figure: SourcedBytes | None) -> dict[str, Any] | None:
 
 
 def planned_torch(job: Job) -> str:
-    """Return the torch version to plan with, as text. It is the job's version, but at most `NEWEST_TORCH`."""
+    """Return the job's torch version as text, or `NEWEST_TORCH` if the job's version is newer."""
     return format_torch_version(min(torch_version_of(job.environment.torch), NEWEST_TORCH))
 
 
 def job_to_report(job: Job, budget: Budget) -> dict[str, Any]:
-    """Return the JSON keys that describe a job and its GPU.
+    """Return the entries with which most JSON reports start.
 
-    Most reports start with them. They are `schema`, `model`, `torch`, `job`, `device` and `confidence`.
+    They are `schema`, `model`, `torch`, `job`, `device` and `confidence`.
     """
     return {**planned_job(job), "device": device_to_json(budget), "confidence": budget.confidence}
 
 
 def planned_job(job: Job) -> dict[str, Any]:
-    """Return the JSON keys `schema`, `model`, `torch` and `job`."""
+    """Return the entries `schema`, `model`, `torch` and `job` of a JSON report."""
     return {
         "schema": SCHEMA,
         "model": job.model.name,
@@ -83,7 +83,10 @@ def planned_job(job: Job) -> dict[str, Any]:
 
 
 def figures_to_json(device: Device) -> dict[str, Any]:
-    """Return JSON keys for a GPU's memory and compute capability, with sources. An unlimited size is None."""
+    """Return JSON entries for a GPU's name, memory and compute capability, with the source of each figure.
+
+    An unlimited size is None.
+    """
     figures = {"total": device.total, "usable": device.usable, "context": device.context}
     sources = {name: figure.source for name, figure in figures.items()}
     return {

@@ -40,12 +40,12 @@ _PHASES = {
 
 
 def job_entry(job: Job) -> Entry:
-    """Return the report's entry on the job."""
+    """Return the entry `Job` of a report, which describes the job."""
     return Entry("Job", describe_job(job))
 
 
 def describe_job(job: Job) -> str:
-    """Return a description of the job in one line."""
+    """Describe a job in one line: its model, training loop or inference, and sample sizes."""
     given = ", ".join(argument_texts(job.model.args))
     model = f"{job.model.name} = {job.model.source}" if job.model.source else job.model.name
     targets = job.samples.targets if job.samples.target is None else (job.samples.target,)
@@ -55,7 +55,7 @@ def describe_job(job: Job) -> str:
 
 
 def describe_loop(job: Job) -> str:
-    """Return a description of a job without its model and inputs."""
+    """Describe how a job runs: its mode, optimizer, loss and non-default options."""
     if job.loop.mode is Mode.INFER:
         return ", ".join(("inference", *_numerics(job)))
     if job.loop.mode is Mode.GENERATE:
@@ -75,7 +75,7 @@ def describe_loop(job: Job) -> str:
 
 
 def _numerics(job: Job) -> list[str]:
-    """Return a description of each non-default option of precision, model or libraries."""
+    """Return a text for each non-default option of precision, model or libraries."""
     environment, model = job.environment, job.model
     parts = {
         str(job.loop.precision): job.loop.precision is not Precision.FP32,
@@ -93,7 +93,7 @@ def _numerics(job: Job) -> list[str]:
 
 
 def _recipe(job: Job) -> list[str]:
-    """Return a description of each non-default option of the training recipe.
+    """Return a text for each non-default option of the training recipe.
 
     They are the options on the loop, samples, sharding and freezing.
     """
@@ -128,10 +128,7 @@ def _given(arguments: Arguments | FsdpArguments) -> str:
 
 
 def place_text(place: "Failure | PeakLocation") -> str:
-    """Return text on the place where memory was requested.
-
-    It has the step, phase, module and operator, if they are known.
-    """
+    """Return text on where memory was requested: the step, phase, module and operator, if known."""
     return ", ".join(_place(place))
 
 
@@ -153,7 +150,7 @@ def short_op(op: str) -> str:
 
 
 def shape_text(shape: Sequence[int]) -> str:
-    """Return a shape as text, such as `64x3x224x224`."""
+    """Return a shape as text, such as `64x3x224x224`, or `scalar` for a shape without dimensions."""
     return "x".join(map(str, shape)) or "scalar"
 
 

@@ -37,7 +37,7 @@ class Column(Struct, frozen=True):
 
 
 class Table(Struct, frozen=True):
-    """A table of cells under a heading.
+    """A table with a title for each column, and rows of cells.
 
     Plain text indents the rows by `indent` characters under the heading.
     """

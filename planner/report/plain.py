@@ -48,7 +48,7 @@ def _lines(block: Block) -> Iterator[str]:
 
 
 def wrapped(beginning: str, text: str) -> list[str]:
-    """Return the lines of `beginning` and `text`, wrapped at `WIDTH` columns.
+    """Return `beginning` followed by `text` as lines wrapped at `WIDTH` columns.
 
     Later lines are indented by the beginning's width.
     """

@@ -20,7 +20,7 @@ FIGURE_WIDTH = 10
 
 
 def breakdown(estimate: Estimate) -> dict[str, int]:
-    """Return the bytes of each part of the process's memory.
+    """Return the bytes of each part of the process's memory, by the part's name.
 
     They add up to `process_bytes`. The parts are the context, NCCL if it takes memory, the categories, and
     fragmentation. Tensors and workspaces are counted at the allocated peak. `fragmentation` is the reserved
@@ -81,9 +81,9 @@ def _attribute(value: object, name: str) -> Any:
 
 
 def with_mib(value: object) -> dict[str, Any] | None:
-    """Return the fields of `value` for JSON, or None if `value` is None.
+    """Return the fields of `value` for JSON, with bytes converted to MiB, or None if `value` is None.
 
-    Sizes in bytes are converted to MiB and come last.
+    Sizes come last.
     """
     names = [] if value is None else list(to_builtins(value))
     sizes = [name for name in names if name.endswith("_bytes")]
@@ -92,7 +92,7 @@ def with_mib(value: object) -> dict[str, Any] | None:
 
 
 def memory_table(title: str, rows: Iterable[tuple[str, float, str]], name_width: int = NAME_WIDTH) -> Table:
-    """Return a table with columns for names, MiB and remarks."""
+    """Return a table with columns for names, MiB and remarks; the sizes in `rows` are in bytes."""
     columns = (Column(title, min_width=name_width), mib_column(), Column())
     sizes = ((name, Cell(mib_text(size), "strong"), Cell(remark, "faint")) for name, size, remark in rows)
     return Table(columns, tuple(sizes))
@@ -101,7 +101,7 @@ def memory_table(title: str, rows: Iterable[tuple[str, float, str]], name_width:
 def figures_table(
     title: str, names: Iterable[str], rows: Iterable[tuple[str, Iterable[float]]], digits: int = DIGITS
 ) -> Table:
-    """Return a table with a column for names and columns in MiB.
+    """Return a table with a column for names and columns of sizes, converted from bytes to MiB.
 
     `names` are the titles of the columns in MiB.
     """
@@ -151,10 +151,7 @@ def timing_line(**parts: float) -> Paragraph:
 
 
 def batch_text(batch: int) -> str:
-    """Return a largest batch size as text, or `none` if it is 0.
-
-    The text is `any` if memory does not limit the batch.
-    """
+    """Return a largest batch size as text: `none` for 0, `any` if memory does not limit the batch."""
     return "any" if batch >= LARGEST_BATCH else f"{batch:,}" if batch else "none"
 
 

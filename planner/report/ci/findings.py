@@ -25,7 +25,7 @@ Level = Literal["error", "warning", "note"]
 
 
 class Finding(Struct, frozen=True):
-    """A problem to be shown in a pull request."""
+    """A problem that `planner check` found, to be shown in a pull request."""
 
     rule: str  # an identifier such as out-of-memory
     level: Level

@@ -48,7 +48,7 @@ def refusals(failed: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 
 
 def _verdict(advice: Advice) -> list[str]:
-    """Return the lines on whether the unchanged batch fits.
+    """Return lines that say whether the unchanged batch fits.
 
     If it does not fit, they say how much memory is missing.
     """
@@ -64,7 +64,7 @@ def _verdict(advice: Advice) -> list[str]:
 
 
 def _sets(advice: Advice) -> list[Block]:
-    """Return a table of the sets of changes that make the batch fit.
+    """Return a heading and a table of the sets of changes that make the batch fit.
 
     If no set does, the result is a paragraph that says so.
     """

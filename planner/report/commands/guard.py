@@ -55,7 +55,7 @@ def guard_to_json(
     stored: Path | None,
     remarks: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the JSON object of a guard's result. `errors` are estimated / measured - 1."""
+    """Return the JSON object of a `GuardResult`. `errors` are estimated / measured - 1."""
     seen = observation
     run = None if estimate is None else Verification(estimate, seen)
     return {

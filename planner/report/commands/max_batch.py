@@ -47,7 +47,7 @@ def plan_document(plan: Plan, import_seconds: float) -> Document:
 
 
 def _headline(plan: Plan) -> Lines:
-    """Return the lines with the largest batch, or with the reason why no batch fits."""
+    """Return lines with the largest batch, or with the reason why no batch fits."""
     search, sure = plan.search, f"at confidence {plan.budget.confidence:g}"
     if plan.at_max is None and plan.largest_of_any_size:
         return [Entry("Largest batch", f"none {sure} that is a multiple of {plan.multiple_of}")]
@@ -75,7 +75,7 @@ def _headline(plan: Plan) -> Lines:
 
 
 def none_text(least: str, failure: Estimate | None, *, smallest_trains: bool) -> str:
-    """Return a phrase on the smallest batch or size, which does not fit at the confidence.
+    """Return a phrase that `least`, the smallest batch or size, does not fit at the confidence.
 
     `least` is the batch or size as text. The phrase says that it likely fits, that it is not known whether it
     fits, or that it does not fit.
@@ -89,9 +89,9 @@ def none_text(least: str, failure: Estimate | None, *, smallest_trains: bool) ->
 
 
 def retrying_remark(lead: Estimate) -> str:
-    """Return the remark that all batches or sizes need retries, or may need them.
+    """Return the remark that no batch or size runs, or is sure to run, without retries.
 
-    They need retries if the estimate `lead` has retry costs.
+    Retries are certain if the estimate `lead` has retry costs.
     """
     return ", none runs without retries" if lead.retry_costs else ", none is sure to run without retries"
 
@@ -119,7 +119,7 @@ def _multiple(plan: Plan) -> Lines:
 
 
 def _beyond(failure: Estimate, largest: int) -> Headline:
-    """Return a headline on the smallest failing batch. It has the place where the batch fails."""
+    """Return a headline on the smallest batch that fails at the confidence, and where it fails."""
     odd = ", though larger ones do" if failure.run.batch < largest else ""
     if failure.answer is not Answer.DOES_NOT_FIT:
         answer = f"{batch_answer(failure)}, not at confidence {failure.budget.confidence:g}{odd}"
@@ -142,7 +142,7 @@ def plan_to_json(plan: Plan, import_seconds: float) -> dict[str, Any]:
 
 
 def search_to_json(plan: "Plan | CommandPlan", nested: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-    """Return the JSON keys of a batch search. `nested` converts the result at one batch size."""
+    """Return the JSON entries of a search for the largest batch; `nested` converts each estimate or run."""
     sides = {name: getattr(plan, name) for name in ("at_max", "at_comfortable", "first_failure")}
     return {
         "max_batch": plan.search.largest,

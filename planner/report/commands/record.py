@@ -23,7 +23,7 @@ class RecordedHistory(Protocol):
 
 
 def record_document(source: Path, recorded: Sequence[RecordedHistory], written: Sequence[Path]) -> Document:
-    """Return the report of `planner record`: the contents of each history, and the files written."""
+    """Return the report of `planner record`: facts on each history, and the files written."""
     count = f"{len(recorded)} {'history' if len(recorded) == 1 else 'histories'}"
     answer = f"Written: {', '.join(map(str, written))}" if written else f"{count}; name --out to write"
     sections: list[list[Block]] = [[Headline((answer,), "good" if written else "neutral")]]
@@ -66,7 +66,7 @@ def _start_bytes(history: History) -> tuple[int, int]:
 
 
 def _places(history: History) -> list[str]:
-    """Return the distinct lines of code in a history, with their functions."""
+    """Return the distinct lines of code that a history names, with their functions."""
     return list(dict.fromkeys(f"{site.module} {site.op}".strip() for site in history.sites if site.module))
 
 

@@ -26,7 +26,7 @@ Figure = dict[str, Any]  # `data` and `layout`, as Plotly.newPlot takes them
 
 
 def make_figure(traces: list[Any], **layout: Any) -> Figure:
-    """Return a plotly figure of `traces` as a dict that plotly has checked.
+    """Return a figure of the plotly traces `traces` as a dict, checked by plotly.
 
     Raises ValueError for a property that plotly does not know.
     """

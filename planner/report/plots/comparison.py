@@ -44,7 +44,7 @@ def _bars(axes: Axes, comparison: Comparison) -> None:
 
 
 def _truth(axes: Axes, comparison: Comparison) -> None:
-    """Draw lines at the measured values.
+    """Draw lines at the measured allocated peak and reserved memory.
 
     The line at the allocated peak spans all bars; the line at the reserved memory is short. Draws nothing if
     no measured value is stored.

@@ -96,7 +96,7 @@ def _is_slice(fit: DeviceFit) -> bool:
 
 
 def _draw_gpus(axes: Axes, fits: list[DeviceFit]) -> None:
-    """Draw a line at each GPU's memory, and a dot at its batch.
+    """Draw a line at each GPU's memory, and a dot at the memory of its batch.
 
     On the right are the largest batch and the name.
     """
@@ -135,7 +135,7 @@ def _legend(axes: Axes) -> None:
 
 
 def _apart(heights: list[float], ceiling: float) -> list[float]:
-    """Return the heights for GPU names, moved apart so that no names overlap.
+    """Return the heights at which to write GPU names: `heights`, moved apart so that no names overlap.
 
     `heights` are ascending, and no result exceeds `ceiling`.
     """

@@ -14,7 +14,7 @@ _PRODUCT, _MEMORY = "nvidia.com/gpu.product", "nvidia.com/gpu.memory"
 
 
 def kubernetes_text(request: Request) -> str:
-    """Return alternative Kubernetes Jobs as YAML documents.
+    """Return alternative Kubernetes Jobs as YAML documents, of which the user applies one.
 
     There is one for each combination of resource, node count and GPUs per node.
     """
@@ -68,7 +68,7 @@ def _job(resource: str, nodes: int, per_node: int, needs: Sequence[Need], naming
 
 
 def _terms(needs: Sequence[Need], naming: Naming) -> list[list[dict[str, Any]]]:
-    """Return alternative conditions on a node's GPU product.
+    """Return alternative conditions on a node's labels, which select the GPUs of `needs`.
 
     One is for all unambiguous products together, and each other product has its own. The name of a product is
     ambiguous if smaller GPUs outside of the request share the name; the condition excludes these GPUs by

@@ -89,7 +89,7 @@ def _pinned(table: FleetTable, batch: int, device: Device) -> int:
 
 
 class Naming(Struct, frozen=True):
-    """The GPU names in a scheduler's vocabulary, and the GPUs of a request."""
+    """The scheduler's names of all GPUs of the database, and the needs of a request."""
 
     needs: tuple[Need, ...]
     names: Mapping[str, tuple[str, ...]]  # the scheduler's names by the names of the database
@@ -97,7 +97,7 @@ class Naming(Struct, frozen=True):
 
     @classmethod
     def of(cls, request: Request, vocabulary: Vocabulary) -> Self:
-        """Return the GPU names in a scheduler's vocabulary, for a request."""
+        """Return the `Naming` of a request in a scheduler's vocabulary."""
         known = (*load_devices(), *load_other_devices())
         return cls(request.needs, load_names(vocabulary), known)
 
@@ -109,7 +109,7 @@ class Naming(Struct, frozen=True):
         return known_names(device, self.names)
 
     def strangers(self, name: str) -> list[Device]:
-        """Return the GPUs outside the request that have the name `name`."""
+        """Return the GPUs of the database outside the request that the scheduler also calls `name`."""
         running = {need.device.name for need in self.needs}
         return [
             device
@@ -118,10 +118,7 @@ class Naming(Struct, frozen=True):
         ]
 
     def own(self, need: Need) -> list[str]:
-        """Return the names that identify a need's GPU, or [] for a MIG slice.
-
-        GPUs outside the request do not have these names.
-        """
+        """Return the names of a need's GPU that no GPU outside the request has, or [] for a MIG slice."""
         if mig_slice(need.device) is not None:
             return []
         return [name for name in self.of_device(need.device) if not self.strangers(name)]
@@ -133,7 +130,7 @@ def comment(lines: Iterable[str]) -> str:
 
 
 def unnamed(needs: Iterable[Need], scheduler: str) -> list[str]:
-    """Return a list with one line on GPUs without a unique name in a scheduler.
+    """Return a list of one line that names GPUs without a scheduler's name of their own, or [].
 
     The list is empty if `needs` is empty.
     """

@@ -9,7 +9,7 @@ from planner.report.schedulers.need import Naming, Need, Request, comment, unnam
 
 
 def ray_text(request: Request) -> str:
-    """Return Python code with a list of alternative arguments for Ray.
+    """Return Python code of a list `GPUS` of alternative arguments for Ray, one for each GPU name.
 
     They are for `ray.remote` or, if several GPUs are needed, for `ScalingConfig`.
     """

@@ -9,7 +9,7 @@ from planner.report.schedulers.need import Naming, Request, comment, unnamed
 
 
 def skypilot_text(request: Request) -> str:
-    """Return a YAML task for any of the GPUs that need the fewest nodes.
+    """Return a SkyPilot task in YAML that accepts any of the GPUs that need the fewest nodes.
 
     A comment lists the GPUs that need more nodes.
     """

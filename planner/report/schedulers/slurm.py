@@ -11,7 +11,7 @@ from planner.report.units import mib
 
 
 def slurm_text(request: Request) -> str:
-    """Return a batch script with alternative requests, of which the first is active.
+    """Return a batch script of alternative requests, one per GPU type, of which the first is active.
 
     All others are commented out with ##SBATCH.
     """
@@ -35,7 +35,7 @@ def slurm_text(request: Request) -> str:
 
 
 def _types(need: Need, naming: Naming) -> list[str]:
-    """Return the Slurm types that identify a GPU.
+    """Return the Slurm types that identify a need's GPU, or [] if there are none.
 
     They are the GPU's names that no GPU outside the request shares, in lower case with underscores. The type
     of a MIG slice is the GPU's name up to its first hyphen, and the size of the slice, rounded to GiB
@@ -63,9 +63,10 @@ def _nodes(need: Need, word: str) -> list[str]:
 
 
 def _constraint(types: Mapping[Need, Sequence[str]]) -> list[str]:
-    """Return a commented-out Slurm request for any of the whole GPUs, by node feature.
+    """Return a list with a commented-out request for any whole GPU by node feature, or [].
 
-    Returns [] unless the job needs the same number of nodes, and of GPUs per node, of each kind.
+    The list is empty unless the job needs the same number of nodes, and of GPUs per node, of each kind of
+    whole GPU. MIG slices are left out.
     """
     whole = [need for need in types if mig_slice(need.device) is None]
     if len({(need.nodes, need.per_node) for need in whole}) != 1:

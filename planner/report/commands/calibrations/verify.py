@@ -21,7 +21,7 @@ _FIGURES = (
 
 
 def verification_document(verification: Verification) -> Document:
-    """Return the report that compares a run with its estimate."""
+    """Return the report of `planner verify` with a batch, which compares a run with its estimate."""
     estimate, observation = verification.estimate, verification.observation
     start = _start(observation, estimate.budget.confidence, verification.holds)
     answer = f"{start}: batch {observation.batch} {_outcome(verification)}"
@@ -31,7 +31,7 @@ def verification_document(verification: Verification) -> Document:
 
 
 def limit_document(check: LimitCheck) -> Document:
-    """Return the report that compares a predicted largest batch with runs near it."""
+    """Return the report of `planner verify` without a batch: the predicted largest batch and runs near it."""
     plan = check.plan
     observation = check.runs[0].observation if check.runs else None
     start = _start(observation, plan.budget.confidence, check.holds)
@@ -106,7 +106,7 @@ def peaks_table(run: Verification) -> Table:
 
 
 def verification_to_json(verification: Verification, import_seconds: float) -> dict[str, Any]:
-    """Return the JSON object of `planner verify`. `errors` are estimated / measured - 1."""
+    """Return the JSON object of `planner verify` with a batch. `errors` are estimated / measured - 1."""
     seen = verification.observation
     return {
         "schema": SCHEMA,

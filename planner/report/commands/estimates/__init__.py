@@ -1,1 +1,1 @@
-"""The reports of estimates, by the trace and by other methods."""
+"""The reports of `planner estimate` and `planner compare`, and parts of reports on a batch."""

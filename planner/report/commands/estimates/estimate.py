@@ -1,4 +1,4 @@
-"""The report of `planner estimate` as document and JSON."""
+"""The report of `planner estimate` by the trace, as document and JSON."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ from planner.report.units import (
 
 
 def estimate_document(estimate: Estimate, import_seconds: float) -> Document:
-    """Return the report of `planner estimate`."""
+    """Return the report of `planner estimate` if the method is the trace."""
     return Document.of(
         [headline(estimate, *exit_entries(estimate), job_entry(estimate.job))],
         [budget_table(estimate.budget)],
@@ -44,7 +44,7 @@ def estimate_document(estimate: Estimate, import_seconds: float) -> Document:
 
 
 def estimate_to_json(estimate: Estimate, import_seconds: float) -> dict[str, Any]:
-    """Return the JSON object of `planner estimate`.
+    """Return the JSON object of `planner estimate` if the method is the trace.
 
     `failure` describes the request that fails at the confidence, or is null if no request fails. If the batch
     is not expected to fit, the peaks are for a GPU with unlimited memory. MiB are rounded to 0.001, and the
@@ -93,7 +93,7 @@ def _rank(row: RankFigures) -> dict[str, Any]:
 
 
 def _risk(likeness: Likeness) -> dict[str, Any]:
-    """Return the JSON value of `risk`, the basis of the margins if nothing is calibrated."""
+    """Return the JSON value of `risk`: the published runs on which margins rest without a calibration."""
     margins = margins_of(likeness)
     own = margins.residuals
     return {
@@ -112,7 +112,7 @@ def _risk(likeness: Likeness) -> dict[str, Any]:
 
 
 def _steps(run: Replay) -> dict[str, float | None]:
-    """Return the JSON keys with the peaks of the first step and of later steps.
+    """Return the JSON entries with the peaks of the first step and of later steps.
 
     Peaks of steps that were not traced are null.
     """

@@ -88,7 +88,7 @@ def _closing(estimate: StaticEstimate, seconds: float, import_seconds: float) ->
 
 
 def static_assumptions(estimate: StaticEstimate) -> tuple[str, ...]:
-    """Return the assumptions of an estimate that does not use a trace."""
+    """Return sentences on the assumptions of an estimate that does not use a trace."""
     sure = f"{estimate.budget.confidence:g}"
     held = (
         "the total is held against what the GPU leaves to the allocator, as the method knows neither "

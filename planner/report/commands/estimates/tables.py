@@ -110,7 +110,7 @@ def _outside(estimate: Estimate) -> str:
 
 
 def _phases_section(estimate: Estimate) -> list[Block]:
-    """Return the section with a table of the peaks in each phase of the job.
+    """Return a table of the peaks in each phase of the job, with remarks below.
 
     Paragraphs on unplanned phases and on host memory follow.
     """
@@ -142,7 +142,7 @@ def _host_text(host: HostMemory) -> str:
 
 
 def parts_table(parts: Mapping[str, int]) -> Table:
-    """Return a table of the parts of a process, with a bar for each share."""
+    """Return a table of the parts of a process that are not 0 bytes, with a bar for each share."""
     columns = (
         Column("The process consists of", min_width=NAME_WIDTH),
         mib_column(),

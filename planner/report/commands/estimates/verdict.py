@@ -99,7 +99,7 @@ def batch_answer(estimate: Estimate) -> str:
 
 
 def likely_text(p_out_of_memory: float | None) -> str:
-    """Return the probability that a batch fits, as text."""
+    """Return 1 - `p_out_of_memory`, the probability that a batch fits, as text in percent."""
     share = 1 - (p_out_of_memory or 0)
     return f"{share:.0%}".replace("%", " %") if share < _NEARLY_ONE else probability_text(share)
 
@@ -139,7 +139,7 @@ def scarce_text(estimate: Estimate) -> str:
 
 
 def retries_text(costs: Sequence[RetryCost]) -> str:
-    """Return the cost of retries in the traced steps, as text."""
+    """Return text with the retries in each traced step, and the calls of cudaFree in all."""
     counts = [str(cost.retries) for cost in costs]
     if len(counts) > MAX_STEPS:
         counts = [*counts[:MAX_STEPS], "..."]
@@ -153,10 +153,10 @@ def retries_text(costs: Sequence[RetryCost]) -> str:
 
 
 def risk_entries(*estimates: Estimate) -> list[Entry]:
-    """Return an entry with each batch's probability of running out of memory.
+    """Return one entry with the probability of running out of memory at each batch.
 
-    If it is unknown, the entry has the reason. Returns [] if there is neither a probability nor a reason,
-    such as in unlimited memory.
+    If no probability is known, the entry has the reason. Returns [] if there is neither a probability nor a
+    reason, such as in unlimited memory.
     """
     probabilities = dict.fromkeys(
         f"{probability_text(estimate.p_out_of_memory)} at batch {estimate.run.batch}{_steps_text(estimate)}"
@@ -175,7 +175,7 @@ def risk_entries(*estimates: Estimate) -> list[Entry]:
 
 
 def _steps_text(estimate: Estimate) -> str:
-    """Return " in N steps" if growing memory limits the steps, else ""."""
+    """Return " in N steps" if the batch fits and growing memory limits its steps, else ""."""
     if estimate.growth is None or estimate.step_limit is None or estimate.outcome is Outcome.DOES_NOT_FIT:
         return ""
     return f" in {estimate.growth.steps} steps"

@@ -53,7 +53,7 @@ def explanation_document(
 def breakdown_sections(
     parts: Mapping[str, int], explanation: Explanation, limits: DisplayLimits
 ) -> list[list[Block]]:
-    """Return the sections that break the memory down by category, module and tensor.
+    """Return sections that break down the process by category, and its peak by module and tensor.
 
     The process is broken down by category, the peak by module and tensor.
     """
@@ -94,7 +94,7 @@ def explanation_to_json(
 
 
 def breakdown_to_json(explanation: Explanation, limits: DisplayLimits) -> dict[str, Any]:
-    """Return the JSON keys that break down the memory of an explained run.
+    """Return the JSON entries that break down the memory of an explained run.
 
     `categories` and `modules` each add up to the allocated peak; `tensors` has the `limits.top` largest.
     """

@@ -42,7 +42,7 @@ class Summary:
 
 
 def summary_of(estimate: Estimate, explanation: Explanation) -> Summary:
-    """Return the summary of a planned batch."""
+    """Return the `Summary` of a planned batch, for the page and the picture."""
     job, device = estimate.job, estimate.budget.device
     answer, entries = verdict(estimate)
     on = "" if is_endless(device.usable) else f" on {device.name}"

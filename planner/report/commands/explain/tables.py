@@ -28,7 +28,7 @@ def peak_text(explanation: Explanation) -> str:
 
 
 def levels_table(explanation: Explanation) -> Table:
-    """Return a table of the peak memory in each step and the memory at its end.
+    """Return a table with the peak memory of each step, and the memory at the step's end.
 
     The table also has the phases of the step with the peak, and the evaluation.
     """
@@ -49,7 +49,7 @@ def _levels(explanation: Explanation) -> Iterator[tuple[str, tuple[int, int, int
 
 
 def fragmentation_table(explanation: Explanation) -> Table:
-    """Return a table that splits the memory at the reserved peak.
+    """Return a table that divides the reserved peak into allocated bytes, gaps and free segments.
 
     It has the reserved and allocated bytes, the gaps between blocks, and the free segments.
     """
@@ -71,7 +71,7 @@ def fragmentation_table(explanation: Explanation) -> Table:
 
 
 def modules_tables(explanation: Explanation, depth: int | None) -> list[Table]:
-    """Return a list with the table of modules, or [] if the allocated peak is 0.
+    """Return a list with the table of the modules' memory, or [] if the allocated peak is 0.
 
     The table has each module's memory and share at the peak.
     """
@@ -140,7 +140,7 @@ def _module_row(
 
 
 def _own_roles(share: ModuleShare) -> dict[Category, int]:
-    """Return the bytes of a module without its children, by category."""
+    """Return the bytes of a module without its child modules, by category."""
     return {
         category: size_bytes - sum(child.by_category[category] for child in share.children)
         for category, size_bytes in share.by_category.items()

@@ -106,7 +106,10 @@ def certainty(estimate: Estimate, explanation: Explanation) -> str:
 
 
 def workspaces_to_json(estimate: Estimate, explanation: Explanation, top: int) -> dict[str, Any]:
-    """Return the JSON object of the `top` largest workspaces. `consists_of` adds up to `size_bytes`."""
+    """Return the JSON object of the `top` largest workspaces of convolutions.
+
+    `consists_of` adds up to `size_bytes`.
+    """
     workspaces = explanation.workspaces
     source = None
     if workspaces:

@@ -1,4 +1,4 @@
-"""The report of `planner gpus --global-batch`, and texts on splits over a cluster."""
+"""The report of `planner gpus --global-batch`, and of the splits that fit a given cluster."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -27,7 +27,7 @@ _COLUMNS = (
 
 
 def clusters_document(table: ClusterTable) -> Document:
-    """Return the report of `planner gpus --global-batch`.
+    """Return the report of `planner gpus --global-batch`, or of `table.advice` on a given cluster.
 
     The report lists the fewest GPUs of each kind, several splits if there is one kind of GPU, or all splits
     that fit the GPUs of a given cluster.

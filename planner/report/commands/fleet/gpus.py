@@ -70,7 +70,7 @@ def gpus_document(table: FleetTable) -> Document:
 
 
 def _answer(table: FleetTable) -> Entry:
-    """Return the entry with the number of GPUs that run the job."""
+    """Return the entry with the number of GPUs that run the job or the given batch."""
     sure, count = f"at confidence {table.confidence:g}", len(table.fits)
     if table.batch is None:
         best = sum(1 for fit in table.fits if fit.max_batch)
@@ -179,7 +179,7 @@ def _sure(fit: DeviceFit) -> str:
 
 
 def _legend(table: FleetTable) -> list[str]:
-    """Return the legend of the table: batches, memory, calibrations and prices."""
+    """Return sentences that explain the columns of the table: batches, memory, calibrations and prices."""
     batches = "batch: the largest that runs without retries"
     if table.prices is None and any(fit.max_batch > fit.comfortable_batch for fit in table.fits):
         batches += (
@@ -199,7 +199,7 @@ def _legend(table: FleetTable) -> list[str]:
 
 
 def _price_legend(table: FleetTable) -> list[str]:
-    """Return the legend of the prices, or [] without a price file.
+    """Return sentences that explain the columns of prices, or [] without a price file.
 
     A second line has the GPU names in the price file that the database lacks.
     """
@@ -263,7 +263,7 @@ def gpus_to_csv(table: FleetTable) -> str:
 
 
 def _source(fit: DeviceFit) -> str:
-    """Return text on the source of a GPU's margins.
+    """Return text on the source of a GPU's margins, such as a calibration.
 
     It is a calibration, else published runs, else the reason why neither applies.
     """

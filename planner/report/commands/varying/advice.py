@@ -38,7 +38,7 @@ def _style(advice: VaryingAdvice) -> Any:
 
 
 def _verdict(advice: VaryingAdvice) -> list[str]:
-    """Return the lines with the verdict on the unchanged recipe."""
+    """Return lines that say whether the batch fits unchanged, and the unchanged recipe's largest batch."""
     attempt = advice.unchanged
     unit = unit_of(attempt.training.job)
     largest = f"the largest batch is {largest_text(attempt.side, unit)}"
@@ -118,6 +118,6 @@ def varying_advice_to_json(advice: VaryingAdvice, import_seconds: float) -> dict
 
 
 def _risk(risk: RunRisk | None) -> dict[str, Any] | None:
-    """Return the JSON object of a risk, or None if `risk` is None. It lacks the key `runs`."""
+    """Return the JSON object of a risk without its key `runs`, or None if `risk` is None."""
     whole = risk_to_json(risk)
     return whole and {name: value for name, value in whole.items() if name != "runs"}

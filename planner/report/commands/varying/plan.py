@@ -68,7 +68,7 @@ def style(plan: VaryingPlan) -> Style:
 
 
 def verdict(plan: VaryingPlan) -> Lines:
-    """Return the lines with the result under each allocator configuration.
+    """Return lines with the verdict under each of two allocator configurations, and the risk.
 
     A last line has the risk under the user's configuration.
     """
@@ -115,7 +115,7 @@ def _lives(plan: VaryingPlan, side: VaryingSide) -> str:
 
 
 def risk_text(risk: RunRisk) -> str:
-    """Return text with the probability of running out of memory.
+    """Return text with the probability that a run is out of memory, and its standard error.
 
     Its standard error is appended unless it is tiny.
     """
@@ -271,7 +271,7 @@ def side_to_json(side: VaryingSide) -> dict[str, Any]:
 
 
 def risk_to_json(risk: RunRisk | None) -> dict[str, Any] | None:
-    """Return the JSON object of the sampled runs' risk, or None if `risk` is None."""
+    """Return the JSON object of the risk and peaks of sampled runs, or None if `risk` is None."""
     if risk is None:
         return None
     error = risk.standard_error

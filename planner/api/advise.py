@@ -28,7 +28,7 @@ from planner.report import Report, Result, report_of
 
 @dataclass(frozen=True, slots=True)
 class AdviceResult(Result):
-    """The changes that make a batch fit. `str` gives the text report."""
+    """The smallest sets of changes that make a batch fit. `str` gives the text report."""
 
     advice: Advice
     import_seconds: float
@@ -46,17 +46,14 @@ class AdviceResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class VaryingAdviceResult(Result):
-    """The effects of changes to a recipe for samples of varying sizes. `str` gives the text report."""
+    """The effect of each change to a recipe if samples have varying sizes. `str` gives the text report."""
 
     advice: VaryingAdvice
     import_seconds: float
 
     @property
     def possible(self) -> bool:
-        """Return whether the batch fits unchanged or with a change.
-
-        If no batch was given, return whether at least one batch size fits.
-        """
+        """Return whether the batch, or any batch if none was given, fits unchanged or with changes."""
         advice = self.advice
         attempts = (advice.unchanged, *advice.singles, *filter(None, (advice.together,)))
         return any(one.fits if advice.batch else one.side.largest > 0 for one in attempts)

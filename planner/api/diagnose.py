@@ -118,7 +118,7 @@ def _of_file(path: Path, on_progress: OnProgress) -> Diagnosis:
 
 
 def _of_packed_log(path: Path) -> Diagnosis | None:
-    """Return the diagnosis of a log in a gzip file. Returns None if the file holds JSON or is broken."""
+    """Return the diagnosis of a log in a gzip file, or None if the file holds JSON or is broken."""
     with suppress(OSError, EOFError, zlib.error), gzip.open(path) as packed:
         file = BufferedReader(cast("Any", packed))
         if file.peek(1)[:1] != b"{":
@@ -139,7 +139,7 @@ def _of_text(file: BufferedReader, name: str) -> Diagnosis:
 
 
 def _record_in(file: BufferedReader) -> dict[str, Any] | None:
-    """Return the record of `planner run` in a file, or None. The file is rewound."""
+    """Return the record of `planner run` in a file, or None if the file has none. The file is rewound."""
     is_large = os.fstat(file.fileno()).st_size > _LARGEST_RECORD_BYTES
     if is_large or not file.peek(64).lstrip(BOM_UTF8 + b" \t\r\n").startswith(b"{"):
         return None

@@ -197,7 +197,7 @@ def _explain_worst(request: Request, display_limits: DisplayLimits) -> VaryingEx
 
 
 def _evaluate(request: Request) -> Trace | None:
-    """Capture the batch of a training job in eval mode, and return the trace, or None.
+    """Return the trace of a training job's batch in eval mode, or None if there is none.
 
     Returns None if the job does not train, if the job comes from a trace file, or if the trace cannot be
     captured.
@@ -219,7 +219,7 @@ def batch_curve(
     devices: Sequence[Device] | None = None,
     **options: Unpack[Options],
 ) -> BatchCurve | None:
-    """Return the curve of memory against batch size for each of several GPUs.
+    """Return the curves of memory against batch size on several GPUs, or None if there are none.
 
     The GPUs are `devices`, by default all known GPUs. The GPU of the options is selected; without it, an
     unlimited GPU comes first and is selected. A compiled job, whose code differs between kinds of GPU, has

@@ -53,7 +53,7 @@ def record_snapshot(
     torch: str | None = None,
     kind: str | None = None,
 ) -> RecordResult:
-    """Read a memory snapshot of torch, and return its histories.
+    """Read a memory snapshot of torch, and return its histories without names and paths.
 
     The file is a pickle of `torch.cuda.memory._dump_snapshot`. The histories are written to `out` if given.
     The histories are written without names and paths. Nothing in the pickle is executed. `gpu`, `torch` and

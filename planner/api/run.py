@@ -37,7 +37,7 @@ class RunResult(Result):
         return self.run.outcome is not Outcome.DOES_NOT_FIT
 
     def draw(self, path: Path | str) -> None:
-        """Draw memory over time to a file.
+        """Draw the memory of an explained run over its events to a file.
 
         If the run is not explained, nothing is drawn. Raises DataFileError.
         """
@@ -160,7 +160,10 @@ def _gpu_count(gpus: int | None) -> int:
 
 
 def _emulated_device(gpu: str | None, gpu_mib: int | None) -> Device:
-    """Return the GPU to emulate. Raises UsageError unless exactly one of the parameters is given."""
+    """Return the GPU named `gpu`, or a generic GPU with `gpu_mib` MiB of memory.
+
+    Raises UsageError unless exactly one of the parameters is given.
+    """
     if gpu is not None and gpu_mib is None:
         return find_device(gpu)
     if gpu is None and gpu_mib is not None:

@@ -43,7 +43,7 @@ _ONE_CAPTURE = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class SweepResult(Result):
-    """The grid of a sweep with its cells. `str` gives the text report."""
+    """The largest batch of each model and recipe on each GPU of a sweep. `str` gives the text report."""
 
     table: SweepTable
 
@@ -125,10 +125,7 @@ def _keys(grid: Grid) -> Iterator[_Key]:
 def _tasks(
     grid: Grid, catalogue: Mapping[str, CatalogueEntry], options: Mapping[str, Any]
 ) -> tuple[dict[_Key, Task], dict[_Key, str]]:
-    """Return the tasks of valid jobs, and the errors of invalid jobs.
-
-    The keys are the names of model and recipe.
-    """
+    """Return the tasks of valid jobs and the error messages of invalid jobs, by model and recipe."""
     tasks: dict[_Key, Task] = {}
     failures: dict[_Key, str] = {}
     for model, recipe in product(grid.models, grid.recipes):

@@ -21,9 +21,9 @@ _MOST_ENTRIES = 200_000  # events that torch keeps; a step of a large model has 
 
 @contextmanager
 def watch(folder: str | PathLike[str] = ".", *, record: bool = False) -> Iterator[None]:
-    """Write a memory snapshot if the context raises a CUDA out-of-memory error.
+    """Write a memory snapshot and warn with a diagnosis if the context raises a CUDA out-of-memory error.
 
-    A warning gives the diagnosis. The error is torch's OutOfMemoryError, or a RuntimeError whose message or
+    The error is torch's OutOfMemoryError, or a RuntimeError whose message or
     cause reports a lack of GPU memory. It is raised unchanged; a failed snapshot or diagnosis is part of the
     warning. Without `record` nothing runs before an error, the snapshot has the blocks at the time of the
     error, and the diagnosis rests on the message and traceback of the error. With `record` torch is imported
@@ -47,7 +47,7 @@ def watch(folder: str | PathLike[str] = ".", *, record: bool = False) -> Iterato
 
 @contextmanager
 def _recording() -> Iterator[None]:
-    """Record allocations inside the context. Nothing is done without a GPU, or if torch already records."""
+    """Record allocations in the context, unless torch has no GPU or already records."""
     torch: Any = importlib.import_module("torch")
     if not torch.cuda.is_available():
         yield

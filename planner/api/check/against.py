@@ -70,7 +70,7 @@ def compare(
 
 
 def _change(row: CheckRow, before_bytes: int, folder: Path, ask: Ask, options: Options) -> CheckChange:
-    """Return the memory change of a row.
+    """Return a row's change from `before_bytes`.
 
     Changes of modules are added if the change is `SMALLEST_BYTES` or more.
     """
@@ -106,7 +106,7 @@ def _open_worker(revision: Revision, options: Options) -> Ask:
 
 
 def main() -> None:
-    """Answer the requests on standard input until the input ends."""
+    """Answer requests for the memory of jobs on standard input until the input ends."""
 
     def answer(message: dict[str, Any], restart_limit: Callable[[], None]) -> Any:
         folder = message["folder"]

@@ -45,9 +45,9 @@ class CheckResult(Result):
 
     @property
     def is_yes(self) -> bool:
-        """Return whether the check found no failure.
+        """Return whether the check passes.
 
-        It has none if every job was planned, all verdicts are acceptable, and no process grew too much.
+        It passes if every job was planned, all verdicts are acceptable, and no process grew too much.
         """
         has_grown = self.comparison is not None and not self.comparison.is_yes
         return not (self.failures or has_grown or any(self.is_no(row) for row in self.rows))

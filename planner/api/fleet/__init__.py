@@ -1,1 +1,1 @@
-"""Plan a job for many GPUs, with their prices."""
+"""Plan a job on each known GPU, or over the GPUs of a cluster."""

@@ -121,9 +121,9 @@ def advise_cluster(
     seq: int | None = None,
     **options: Unpack[Options],
 ) -> ClusterResult:
-    """Return the ways to run a global batch on all GPUs of a cluster.
+    """Return which splits of a global batch over all GPUs of a cluster fit the GPUs.
 
-    Ways that do not fit are returned too. DDP and FSDP2, each with and without recomputation, and tensor
+    Splits that do not fit are returned too. DDP and FSDP2, each with and without recomputation, and tensor
     parallelism within nodes are tried, each with its largest micro-batch. `cluster` is a file that names the
     GPUs, `seq` the tokens of a sample; the other options and the errors are as for `planner.clusters`.
     """
@@ -207,7 +207,7 @@ def _is_slice(device: Device) -> bool:
 
 
 def _read_cluster(path: Path) -> tuple[Sequence[Device], int, int]:
-    """Return the GPU, the GPUs per node and the total number of GPUs in a cluster file.
+    """Read a cluster file, and return its GPU, the number of GPUs per node, and the number of GPUs.
 
     The GPU is in a tuple of one. Raises DataFileError.
     """
@@ -229,7 +229,7 @@ def _opener(request: Request) -> Callable[[Job, Target], TraceSource]:
 
 
 def _budgets_of(device: Device, options: Options) -> Callable[[Job], Budget]:
-    """Return a function from a job to its budget on a kind of GPU.
+    """Return a function that returns a job's budget on the GPU `device`.
 
     Budgets are cached by the job's numbers of ranks.
     """

@@ -65,7 +65,7 @@ PRICE_SORTS = ("price", "cost")  # price of an hour, cost of a million samples
 
 @dataclass(frozen=True, slots=True)
 class GpusResult(Result):
-    """The table of GPUs, with one row for each listed GPU.
+    """The largest batch, or whether a batch fits, on each listed GPU.
 
     The rows are in the requested order. `str` gives the text report.
     """
@@ -74,7 +74,7 @@ class GpusResult(Result):
 
     @property
     def fits(self) -> tuple[DeviceFit, ...]:
-        """Return the rows of the table."""
+        """Return the rows of the table, one for each listed GPU."""
         return self.table.fits
 
     def to_csv(self) -> str:
@@ -288,7 +288,7 @@ def _table_of_varying(
 
 
 def _of_vendors(fits: Sequence[DeviceFit]) -> list[str]:
-    """Return a note on each GPU vendor in the rows that the planner does not fully model."""
+    """Return a note on each vendor whose GPUs are among the rows and are not fully modelled."""
     vendors = dict.fromkeys(fit.budget.device.vendor for fit in fits)
     return [NOT_MODELLED[vendor] for vendor in vendors if vendor in NOT_MODELLED]
 
@@ -299,10 +299,7 @@ def _of_each_capability(fits: Sequence[DeviceFit]) -> list[DeviceFit]:
 
 
 def _notes(traces: Sequence[Trace]) -> tuple[str, ...]:
-    """Return the distinct notes of all traces.
-
-    If memory grows in the first trace, a note on the growth comes first.
-    """
+    """Return the distinct notes of all traces, after a note on growth if memory grows in the first trace."""
     notes, growth = [note for trace in traces for note in trace.notes], find_growth(traces[0])
     if growth is not None:
         notes.insert(0, f"at batch {traces[0].batch}, {growth_text(growth, None)}")
@@ -325,9 +322,9 @@ def choose_devices(
 
 
 def _budgets(chosen: Sequence[Device], job: Job, options: Options) -> list[Budget]:
-    """Return the budget of each GPU for a job, corrected by the stored calibrations.
+    """Return a job's budget on each GPU, corrected by a stored calibration if one applies.
 
-    The calibrations are read only once. A budget without a calibration is not corrected.
+    The calibrations are read only once.
     """
     plain = [budget_for(find_budget({**options, "gpu": device}), job) for device in chosen]
     stored = stored_calibrations(plain[0], options)

@@ -29,7 +29,7 @@ def open_prices(
 
 
 def read_throughput(given: Throughput | None) -> dict[str, float]:
-    """Return the samples per second of each GPU.
+    """Return the given samples per second by GPU name, or {} if none are given.
 
     They are given as texts GPU=NUMBER, as files, or as a mapping. Files have the columns gpu and
     samples_per_second. Raises DataFileError with the line, or UsageError.

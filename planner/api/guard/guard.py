@@ -123,9 +123,9 @@ def guard(
     on_report: Callable[[str], None] | None = None,
     **options: Unpack[GuardOptions],
 ) -> Guard:
-    """Plan a training loop on the GPU that holds its model.
+    """Plan a training loop on the GPU that holds its model, and return a guard that measures the loop.
 
-    Returns a guard that measures the loop. `batch` is a batch from the data loader: inputs and target in a
+    `batch` is a batch from the data loader: inputs and target in a
     tuple or list, or a mapping of the model's keywords. `loss` is the loop's function of output and target,
     or a name as for `--loss`; with a mapping, the model returns its loss. Loops that do more give
     `step(model, batch)`, which returns the loss. `scaler` is the loop's `GradScaler`. Settings that the
@@ -164,9 +164,9 @@ def guard(
 
 
 def _act_on(plan: GuardPlan, on_misfit: OnMisfit) -> None:
-    """Raise DoesNotFitError if the batch most likely does not fit.
+    """Raise DoesNotFitError if the batch most likely does not fit, else issue the plan's warnings.
 
-    Otherwise issue the warnings of the plan. With `on_misfit` "warn", a warning replaces the error.
+    With `on_misfit` "warn", a warning replaces the error.
     """
     if plan.judgement.verdict is Verdict.OUT_OF_MEMORY and on_misfit == "raise":
         raise DoesNotFitError(f"{plan.sentence()}; on_misfit='warn' tries it")
@@ -185,9 +185,9 @@ def _check(on_misfit: str, options: GuardOptions) -> None:
 
 
 def _folder(store: Folder | bool | None) -> Path | None:
-    """Return the folder for observations, or None if there is none.
+    """Return the folder in which to store observations, or None if `store` is false.
 
-    There is none if `store` is false. Raises UsageError if `store` is True and no home folder is known.
+    Raises UsageError if `store` is True and no home folder is known.
     """
     if not store:
         return None

@@ -60,10 +60,7 @@ class GuardRequest(Struct, frozen=True):
         return None if is_wrapped or self.model._compiled_call_impl is not None else self.model
 
     def open_meter(self) -> "TrainingMeter | None":
-        """Return a meter of the GPU that holds the model, or None.
-
-        Returns None if no GPU holds the model. Raises UsageError.
-        """
+        """Return a meter of the GPU that holds the model, or None if no GPU does. Raises UsageError."""
         from planner.capture import cuda_index_of
 
         index = cuda_index_of(self.model)
@@ -94,16 +91,13 @@ class GuardPlan(Struct, frozen=True):
 
     @property
     def is_uncertain(self) -> bool:
-        """Return whether the run may fail or needs retries.
-
-        It may fail if the risk is too high, or the batch does not fit.
-        """
+        """Return whether the run may be out of memory, or may need retries of the allocator."""
         chance = self.estimate.p_out_of_memory
         is_risky = chance is not None and chance > 1 - self.estimate.budget.confidence
         return is_risky or self.estimate.outcome is not Outcome.FITS
 
     def sentence(self) -> str:
-        """Return the verdict as one line of text."""
+        """Return the warning of a plan that is uncertain or does not fit, as one line of text."""
         estimate, device = self.estimate, self.estimate.budget.device
         subject = f"{self.job.model.name} at batch {self.batch:,} on {device.name}"
         size = f"it takes {estimate.process_bytes / MIB:,.0f} MiB of {device.usable.value / MIB:,.0f}"
@@ -189,9 +183,9 @@ def _largest(opened: Request, budget: Budget, programs: ProgramSet) -> int:
 
 
 def _device_of(meter: "TrainingMeter") -> tuple[Device, tuple[str, ...]]:
-    """Return the training run's GPU, with a note on memory that other processes hold.
+    """Return the GPU without the memory that other processes hold, and a note on that memory.
 
-    That memory is subtracted. Memory below `SMALLEST_OTHERS_BYTES` is neither subtracted nor noted.
+    Memory below `SMALLEST_OTHERS_BYTES` is neither subtracted nor noted.
     """
     from calibration.probe.training_meter import others_bytes
 
@@ -228,7 +222,7 @@ def _loop(
 
 
 def _options(request: GuardRequest, live: LiveJob, device: Device, meter: "TrainingMeter") -> Options:
-    """Return the options of the plan.
+    """Return the options with which the run is planned.
 
     They are settings read from the objects and the process, and the user's options. The user's options
     override the settings.

@@ -47,9 +47,9 @@ def result_of(
     folder: Path | None,
     error: BaseException | None,
 ) -> GuardResult:
-    """Stop the meter, and return the result of the run.
+    """Stop the meter, store an observation if possible, and return the result of the run.
 
-    If possible, the result is stored as an observation in `folder`.
+    Nothing is stored if `folder` is None.
     """
     from calibration.probe.gauge import allocator_settings
     from calibration.probe.training_meter import (
@@ -89,7 +89,7 @@ def _kept(plan: GuardPlan, seen: Observation, folder: Path) -> tuple[Path | None
 
 
 def _other_shapes(plan: GuardPlan | None, readings: "Readings") -> tuple[str, ...]:
-    """Return a remark if the model was called with larger inputs than the sample.
+    """Return a remark if the model was called with larger inputs than the sample, else ().
 
     Sizes are compared by numbers of elements.
     """

@@ -12,10 +12,7 @@ _BY_HAND = "train with DDP, or plan by hand with planner.max_batch"
 
 
 def _is(kind: str) -> Callable[[Any], bool]:
-    """Return a function that checks an accelerator's distributed type.
-
-    The function returns whether the type is `kind`.
-    """
+    """Return a function that returns whether an accelerator's distributed type is `kind`."""
     return lambda accelerator: text_of(accelerator.distributed_type) == kind
 
 

@@ -24,12 +24,12 @@ def check_multiple(multiple: object) -> None:
 
 
 def split(samples: int, most: int, multiple: int = 1, fewest: int = 1) -> BatchSplit:
-    """Split the samples of an optimizer step into micro-batches.
+    """Split `samples` into at least `fewest` micro-batches of at most `most` samples each.
 
-    There are at least `fewest` micro-batches, and each has at most `most` samples, if possible a multiple of
-    `multiple`. Among splits with up to twice as many micro-batches as needed, the split with the most samples
-    is chosen, but never more than `samples`, and among equals the split with the fewest micro-batches. So the
-    product is exact if `multiple` is 1 and `samples` has a divisor between half of `most` and `most`.
+    The batch size is a multiple of `multiple` if possible. Among splits with up to twice as many
+    micro-batches as needed, the split with the most samples is chosen, but never more than `samples`, and
+    among equals the split with the fewest micro-batches. So the product is exact if `multiple` is 1 and
+    `samples` has a divisor between half of `most` and `most`.
     """
     unit = multiple if min(samples // fewest, most) >= multiple else 1
     needed = max(fewest, -(-samples // most))
@@ -41,7 +41,7 @@ def split(samples: int, most: int, multiple: int = 1, fewest: int = 1) -> BatchS
 
 
 def split_up(samples: int, most: int, multiple: int = 1, fewest: int = 1) -> BatchSplit:
-    """Split samples into micro-batches, and round the batch size up if `split` would leave samples out."""
+    """Split `samples` as `split` does or, if that leaves samples out, with the batch size rounded up."""
     exact = split(samples, most, multiple, fewest)
     if exact.samples == samples:
         return exact

@@ -61,7 +61,7 @@ def fsdp_fields(
 
 
 def notes_of_plugin(plugin: Any, owner: str) -> tuple[str, ...]:
-    """Return notes on a plugin's settings that are in use but that the plan ignores.
+    """Return a note for each setting of a plugin that is in use and not planned.
 
     Raises UsageError for refused settings.
     """

@@ -77,7 +77,7 @@ def plan_training_arguments(
     grow: bool = False,
     **options: Unpack[Options],
 ) -> Any:
-    """Return a copy of `TrainingArguments` whose micro-batches fit.
+    """Return a copy of `TrainingArguments` with batch size and accumulation set so that batches fit.
 
     The effective batch is kept if possible. If no plan can be made, training still continues: a warning gives
     the reason, and the copy keeps its batch size.
@@ -121,7 +121,7 @@ def _split_of_arguments(
 def max_batch_of_arguments(
     model: Any, arguments: Any, sample: Mapping[str, Any], **options: Unpack[Options]
 ) -> MaxBatchResult:
-    """Return the largest batch per device for `TrainingArguments`.
+    """Return the plan of the largest batch per device for `TrainingArguments`.
 
     The result has a report. The report's assumptions name the settings that are not planned. Raises the
     errors of `planner.errors`.
@@ -133,7 +133,7 @@ def max_batch_of_arguments(
 def plan_trainer(
     trainer: Any, *, multiple_of: int = 1, grow: bool = False, **options: Unpack[Options]
 ) -> MaxBatchResult | None:
-    """Set the batch size and accumulation of a Trainer so that micro-batches fit.
+    """Set the batch size and accumulation of a Trainer so that batches fit, and return the plan.
 
     The Trainer is of transformers or TRL. The trainer is used as constructed: `SFTTrainer`, `DPOTrainer`,
     `RewardTrainer`, `Trainer`, or a class of yours that extends one of them. A copy of it without weights
@@ -169,7 +169,7 @@ def _plan_and_set(trainer: Any, multiple_of: int, grow: bool, options: Options) 
 
 
 def max_batch_of_trainer(trainer: Any, **options: Unpack[Options]) -> MaxBatchResult:
-    """Return the largest batch per device for a Trainer.
+    """Return the plan of the largest batch per device for a Trainer.
 
     The Trainer is of transformers or TRL, and the result has a report. The trainers are as for
     `plan_trainer`, but are not changed.
@@ -262,7 +262,7 @@ def fields_of_accelerator(accelerator: Any) -> dict[str, Any]:
 
 
 def notes_of_arguments(arguments: Any) -> tuple[str, ...]:
-    """Return notes on arguments that are in use but that the plan ignores.
+    """Return a note for each of the arguments that is in use and not planned.
 
     Raises UsageError for refused arguments.
     """
@@ -274,7 +274,7 @@ def notes_of_arguments(arguments: Any) -> tuple[str, ...]:
 
 
 def notes_of_accelerator(accelerator: Any) -> tuple[str, ...]:
-    """Return notes on an accelerator's settings that are in use but that the plan ignores.
+    """Return a note for each setting of an accelerator that is in use and not planned.
 
     Raises UsageError for refused settings.
     """
@@ -289,7 +289,7 @@ def notes_of_accelerator(accelerator: Any) -> tuple[str, ...]:
 
 
 def notes_of_trainer(trainer: Any) -> tuple[str, ...]:
-    """Return notes on a trainer's settings that are in use but that the plan ignores.
+    """Return a note for each setting of a trainer that is in use and not planned.
 
     Raises UsageError for refused settings.
     """

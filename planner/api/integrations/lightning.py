@@ -64,7 +64,7 @@ class BatchSizePlanner(Callback):  # type: ignore[misc]  # lightning's types are
             return None
 
     def _set(self, trainer: Any, module: Any, batch: int) -> int | None:
-        """Set the batch size and return it. Warns and returns None if the module or its data refuses."""
+        """Set and return the batch size, or warn and return None if the module or its data refuses it."""
         before = parsing.lightning_getattr(module, self._name)
         try:
             parsing.lightning_setattr(module, self._name, batch)
@@ -108,10 +108,7 @@ class BatchSizePlanner(Callback):  # type: ignore[misc]  # lightning's types are
 
 
 def _reload_data(trainer: Any) -> None:
-    """Discard the data loaders, and set up optimizers and schedules again.
-
-    Nothing happens before loaders exist.
-    """
+    """If data loaders exist, discard them, and set up optimizers and schedules again."""
     loop = trainer.fit_loop
     if loop._combined_loader is None:
         return

@@ -97,10 +97,9 @@ def _as_training(reason: str) -> str:
 
 
 def _validation(trainer: Any, module: Any, batch_name: str) -> tuple[LiveEvaluation | None, tuple[str, ...]]:
-    """Return the validation step to plan, and a note on it.
+    """Return the validation step to plan, or None if the user's data raises an error, and a note.
 
-    The step is on the loader with the largest batches. The validation is None if the user's data raises an
-    error.
+    The step is on the loader with the largest batches.
     """
     source = trainer.fit_loop.epoch_loop.val_loop._data_source
     try:
@@ -233,7 +232,10 @@ def _of_class(trainer: Any, name: str) -> list[Any]:
 
 
 def notes_of_trainer(trainer: Any) -> tuple[str, ...]:
-    """Return notes on a trainer's settings that are not planned. Raises UsageError for refused settings."""
+    """Return a note for each setting of a trainer that is in use and not planned.
+
+    Raises UsageError for refused settings.
+    """
     notes = list(notes_of(lightning_settings.SHARDED, trainer, "Trainer: strategy"))
     notes += notes_of(lightning_settings.TRAINER, trainer, "Trainer")
     for callback in trainer.callbacks:
@@ -259,10 +261,9 @@ def notes_of_trainer(trainer: Any) -> tuple[str, ...]:
 
 
 def _notes_of_callback(callback: Any) -> tuple[str, ...]:
-    """Return the notes on a callback.
+    """Return the note of the table `CALLBACKS` on a callback, or () if it has none.
 
-    They come from the entry of the callback's nearest class in the table `CALLBACKS`. Raises UsageError if
-    the callback is refused.
+    It is the note of the callback's nearest class in the table. Raises UsageError if the callback is refused.
     """
     settings = {setting.name: setting for setting in lightning_settings.CALLBACKS}
     kinds = [kind.__name__ for kind in type(callback).__mro__]

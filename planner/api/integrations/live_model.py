@@ -44,7 +44,7 @@ class LiveLoop(Struct, frozen=True):
 
 
 def plan_live_model(loop: LiveLoop, options: Options) -> MaxBatchResult:
-    """Return the largest batch for an existing module.
+    """Return the plan of the largest batch for the training loop of an existing module.
 
     The module is planned with a batch of its data. `options` are options of `planner.max_batch`, which
     override the framework's. Raises only the errors of `planner.errors`: any unexpected error becomes a
@@ -111,9 +111,9 @@ def named(make: Callable[[], Any], name: str) -> Callable[[], Any]:
 
 
 def plan_job(job: Job, make: Callable[[], Any], notes: tuple[str, ...], options: Options) -> MaxBatchResult:
-    """Return the largest batch of a job.
+    """Return the plan of a job's largest batch, with `notes` added to its report.
 
-    `make` creates the model or the trainer of the job, and `notes` are added to the result.
+    `make` creates the model or the trainer of the job.
     """
     result = max_batch(named(make, job.model.name), **options_of_job(job, options))
     assert isinstance(result, MaxBatchResult)
@@ -129,11 +129,11 @@ class BatchChoice(Struct, frozen=True):
 
 
 def choose_batch(loop: LiveLoop, options: Options, multiple: int) -> BatchChoice:
-    """Return the largest batch that trains without retries.
+    """Choose the largest batch that trains without retries or, with a warning, the largest that fits.
 
     The batch is rounded down to a multiple of `multiple`. A batch below `multiple` is not rounded. An
-    evaluation may take retries, one each time it starts: they cost little. If every batch that fits takes
-    retries, the largest batch that fits is chosen, with a warning. Raises UsageError if no batch fits.
+    evaluation may take retries, one each time it starts: they cost little. Raises UsageError if no batch
+    fits.
     """
     result = plan_live_model(loop, options)
     if not loop.fields.get("evaluate"):
@@ -146,7 +146,7 @@ def choose_batch(loop: LiveLoop, options: Options, multiple: int) -> BatchChoice
 def choice_with_evaluation(
     result: MaxBatchResult, plan_training: Callable[[], MaxBatchResult], multiple: int, smaller: str
 ) -> BatchChoice:
-    """Return the largest batch that trains without retries, with retries allowed in the evaluation.
+    """Choose the largest batch that trains without retries, with retries allowed in the evaluation.
 
     An evaluation's retries cost little. `result` is the plan with evaluation; `plan_training` makes the plan
     without evaluation. Rounding, and the choice if every batch takes retries in training, are as in
@@ -164,7 +164,7 @@ def choice_with_evaluation(
 
 
 def choice_of(result: MaxBatchResult, multiple: int, comfortable: int | None = None) -> BatchChoice:
-    """Return a result's largest batch without retries or, with a warning, the largest that fits.
+    """Choose a result's largest batch without retries or, with a warning, the largest that fits.
 
     `comfortable` replaces the result's largest batch without retries. The batch is rounded down to a multiple
     of `multiple` if it is large enough. Raises UsageError if no batch fits.

@@ -54,20 +54,23 @@ def harmless(names: str) -> tuple[Setting, ...]:
 
 
 def stated(name: str, text: str, when: Callable[[Any], object] | None = None) -> Setting:
-    """Return a setting that is noted as not planned if it is in use. `text` is the note."""
+    """Return a setting noted as not planned if `when` holds or, without `when`, if its value is true.
+
+    `text` is the note.
+    """
     return Setting(name, Effect.STATED, text, when)
 
 
 def refused(name: str, text: str, when: Callable[[Any], object] | None = None) -> Setting:
-    """Return a setting that is refused if it is in use."""
+    """Return a setting that refuses the plan if `when` holds or, without `when`, if its value is true."""
     return Setting(name, Effect.REFUSED, text, when)
 
 
 def notes_of(table: Iterable[Setting], source: object, owner: str) -> tuple[str, ...]:
-    """Return a note for each unplanned setting of a table that is in use.
+    """Return a note for each setting of a table that is in use and has the effect `STATED`.
 
     `source` has the settings as attributes; `owner` is its name in messages. Raises UsageError for the first
-    setting that is refused.
+    setting in use that is refused.
     """
     notes = []
     for setting in table:
@@ -98,7 +101,7 @@ def text_of(value: Any) -> str:
 
 @contextmanager
 def model_errors(what: str) -> Iterator[None]:
-    """Convert exceptions inside the context to ModelError. Errors of the planner are kept."""
+    """Convert exceptions in the context to ModelError, except the errors of the planner."""
     try:
         yield
     except PlannerError:

@@ -6,7 +6,7 @@ from planner.api.integrations.settings import COMPILED, Setting, harmless, plann
 
 
 def evaluates(arguments: Any) -> bool:
-    """Return whether the trainer evaluates during training."""
+    """Return whether the trainer evaluates during training or at its start."""
     return text_of(arguments.eval_strategy) != "no" or bool(arguments.eval_on_start)
 
 

@@ -114,7 +114,7 @@ def calibrate_budget(budget: Budget, job: Job, options: Options) -> Budget:
 
 
 def corrected_budget(budget: Budget, correction: Correction | None) -> Budget:
-    """Return the budget with a correction applied. Without a correction, the budget is returned unchanged."""
+    """Return the budget with `correction` applied, or unchanged if `correction` is None."""
     if correction is None:
         return budget
     config = budget.limits.config
@@ -124,7 +124,7 @@ def corrected_budget(budget: Budget, correction: Correction | None) -> Budget:
 
 
 def stored_calibrations(budget: Budget, options: Options) -> tuple[Calibration, ...]:
-    """Return the stored calibrations, in the order in which the folders are searched.
+    """Return the stored calibrations that the options allow, in the order in which they are searched.
 
     The folders of the option `calibrations` come first, then `own_calibrations`, then the package's tables.
     There are no calibrations for an unlimited GPU or with `no_calibration`. Emulated calibrations count only

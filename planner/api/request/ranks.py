@@ -40,11 +40,11 @@ class Ranks:
         self.first = job.sharding.rank
 
     def request_of(self, rank: int) -> Request:
-        """Return the request for a rank."""
+        """Return a copy of the request for a rank."""
         return replace(self._request, job=self._job(rank))
 
     def programs(self, rank: int) -> ProgramSet:
-        """Return the programs of a rank. Raises UsageError."""
+        """Return the programs of a rank, opened on the first call. Raises UsageError."""
         if rank not in self._programs:
             self._programs[rank] = self.request_of(rank).programs()
         return self._programs[rank]

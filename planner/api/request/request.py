@@ -85,10 +85,9 @@ class Request(Struct, frozen=True):
         return self.chosen_batch
 
     def programs(self, mode: CaptureMode = CaptureMode.SHARED, job: Job | None = None) -> ProgramSet:
-        """Return the programs of a job.
+        """Return the programs of `job`, or of the request's job if `job` is None.
 
-        If `job` is None, they are the programs of the request's job. Raises UsageError. With a trace file,
-        the programs are always the content of the file.
+        Raises UsageError. With a trace file, the programs are always the content of the file.
         """
         if self.saved is not None:
             return self.saved
@@ -167,10 +166,7 @@ def reject_sources(options: Mapping[str, object], command: str) -> None:
 
 
 def isolation_limit(options: Mapping[str, object]) -> float | None:
-    """Return the time limit of an isolated trace, or None without isolation.
-
-    The limit is in seconds. Raises UsageError.
-    """
+    """Return the time limit of an isolated trace in seconds, or None without isolation. Raises UsageError."""
     limit_seconds = options.get("time_limit")
     if not options.get("isolate"):
         if limit_seconds is not None:

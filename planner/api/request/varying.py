@@ -37,12 +37,15 @@ class VaryingResult(Result):
 
     @property
     def max_batch(self) -> int:
-        """Return the largest batch that fits, as `answer_batch` does."""
+        """Return `answer_batch`."""
         return self.answer_batch
 
     @property
     def fits(self) -> Outcome:
-        """Return whether a batch fits: `yes` or `no`. `no` is false as a condition."""
+        """Return whether the estimated batch, or any batch, fits: `yes` or `no`.
+
+        `no` is false as a condition.
+        """
         return Outcome.FITS if self.answer_batch else Outcome.DOES_NOT_FIT
 
     def _report(self) -> Report:
@@ -71,7 +74,10 @@ def is_varying(request: Request) -> bool:
 
 
 def max_batch_of_varying(request: Request, multiple_of: int, no_retries: bool) -> VaryingResult:
-    """Return the largest batch of samples of varying sizes. Raises the errors of `planner.errors`."""
+    """Return the plan of the largest batch of samples of varying sizes.
+
+    Raises the errors of `planner.errors`.
+    """
     if no_retries:
         raise UsageError(
             "--no-retries: batches of other sizes release cached memory now and then; remove it, or give "
@@ -83,7 +89,10 @@ def max_batch_of_varying(request: Request, multiple_of: int, no_retries: bool) -
 
 
 def estimate_of_varying(request: Request) -> VaryingResult:
-    """Return the memory of a batch of samples of varying sizes. Raises the errors of `planner.errors`."""
+    """Return the plan of one batch size of samples of varying sizes.
+
+    Raises the errors of `planner.errors`.
+    """
     programs, batch = open_sized_programs(request), request.batch
     imported = perf_counter() - request.start
     return VaryingResult(estimate_varying(request.job, request.budget, programs, batch), imported)

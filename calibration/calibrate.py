@@ -176,7 +176,7 @@ def _target(key: Key) -> Target:
 
 
 def _replayed(key: Key, observations: Sequence[Observation], on_progress: OnProgress) -> list[Point]:
-    """Replay the runs, and return a calibration point for each run.
+    """Replay the runs in the simulator, and return a calibration point for each run.
 
     A point has the run and the reserved peak of its replay, which has no memory limit. If the model has
     convolutions, and its job does not name the source of their workspaces, the job in the points names this

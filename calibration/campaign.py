@@ -165,7 +165,7 @@ def describe(run: Observation) -> str:
 
 
 def find_limit(lives: Callable[[int], bool], guess: int) -> Limit:
-    """Return the bounds of the largest batch that runs.
+    """Search for the largest batch that runs, and return its bounds.
 
     They are found by doubling steps from `guess`, then by bisection. `lives` runs a batch and returns whether
     it fit. The bounds are exact unless `LARGEST_BATCH` runs. Probes cost seconds, so no neighbours of the
@@ -187,7 +187,7 @@ def find_limit(lives: Callable[[int], bool], guess: int) -> Limit:
 
 
 def guess_limit(observations: Iterable[Observation], cap_bytes: int) -> int | None:
-    """Return a guess of the largest batch that fits under the cap.
+    """Return a guess of the largest batch that fits under the cap, or None if the runs show no growth.
 
     It is the batch size at which a line through the runs' allocated peaks reaches the cap. The line goes
     through the smallest and the largest batch that did not run out of memory. Returns None if there are fewer

@@ -36,10 +36,10 @@ class Verification(Struct, frozen=True):
 
     @property
     def holds(self) -> bool:
-        """Return whether the run needed at most the estimated memory.
+        """Return whether a batch that was estimated to fit ran within the estimate's upper bound.
 
-        A batch that was estimated to fit must run, within the upper bound if the process's peak was measured.
-        For a batch that was estimated not to fit, the result is always True.
+        If the process's peak was not measured, the batch only has to run. For a batch that was estimated not
+        to fit, the result is always True.
         """
         if self.estimate.outcome is Outcome.DOES_NOT_FIT:
             return True
@@ -119,7 +119,7 @@ def verify_limit(
 
 
 def verify(estimate: Estimate, alloc_conf: str, probe: Measure) -> Verification:
-    """Run an estimate's batch on this machine's GPU.
+    """Run an estimate's batch on this machine's GPU, and return the estimate with the run.
 
     The estimate's allocator cap applies, if there is one. The run is not stored. Raises NoGpuError without a
     GPU, ModelError if the steps fail.

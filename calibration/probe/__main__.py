@@ -106,7 +106,10 @@ def observe(request: ProbeRequest) -> Observation:
 
 
 def _prepare(alloc_conf: str, cublas_config: str, device: str) -> None:
-    """Set environment variables before torch is imported. Raises NoGpuError if a needed GPU is missing."""
+    """Set the environment variables that torch reads, and check that a GPU is usable if one is needed.
+
+    Raises NoGpuError.
+    """
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the order in which NVML counts the GPUs
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     for name, text in (
@@ -128,7 +131,7 @@ def _prepare(alloc_conf: str, cublas_config: str, device: str) -> None:
 
 
 def _set_cap(cap_bytes: int | None, total_bytes: int) -> int | None:
-    """Limit the allocator to a cap, and return the limit in bytes.
+    """Limit the allocator to a cap, and return the limit in bytes, or None if no limit is set.
 
     The limit is rounded as torch rounds it. Returns None, and sets no limit, if there is no cap or the cap is
     not below the GPU's memory.

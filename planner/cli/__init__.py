@@ -118,7 +118,7 @@ def _detach_stream(stream: TextIO) -> None:
 
 
 def _complete() -> bool:
-    """Print completions for the word at the cursor. Returns whether the shell's request was answered."""
+    """Print the reply to a shell's completion request, and return whether there was a request."""
     from planner.cli.completion.shells import answer_shell
 
     reply = answer_shell(os.environ)

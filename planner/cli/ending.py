@@ -80,7 +80,7 @@ class Ending:
         return EndedError(self._number, self.settle)
 
     def _end(self, number: int, frame: FrameType | None) -> None:
-        """Raise EndedError for a signal.
+        """Handle a signal: raise EndedError, unless one is raised already or the exit code is final.
 
         So workers end, and no file is left incomplete. Nothing is done if the exit code is final or an
         EndedError unwinds the stack already. During the first import of torch the signal is sent again later.
@@ -111,7 +111,7 @@ class Ending:
         return error
 
     def _send_again(self, _: Any) -> None:
-        """Send the signal again after some code swallowed the exception.
+        """Send the signal again, since its exception was freed before it was reported.
 
         A thread sends it, since an exception raised in a callback of a weak reference is lost. If the signal
         arrives while the callback still runs, its exception is lost too, and the signal is sent once more.

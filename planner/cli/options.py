@@ -23,7 +23,7 @@ Group = Mapping[str, Any]  # the annotation of each parameter, by its name
 
 
 def option(metavar: str, text: str, *flags: str) -> Any:
-    """Return the declaration of an option with a value.
+    """Return typer's declaration of an option with a value.
 
     `flags` are its names; without `flags`, the parameter names it.
     """
@@ -31,7 +31,7 @@ def option(metavar: str, text: str, *flags: str) -> Any:
 
 
 def flag(spelling: str, text: str) -> Any:
-    """Return the declaration of an option without a value. typer's `--no-...` is not declared."""
+    """Return typer's declaration of an option without a value. typer's `--no-...` is not declared."""
     return Option(spelling, help=text)
 
 
@@ -69,7 +69,7 @@ _TYPES: Mapping[OptionKind, Any] = {
 
 
 def _declare(option: JobOption) -> Any:
-    """Return the declaration of a job option for typer."""
+    """Return the type of a job option, annotated with typer's declaration of the option."""
     spelling = f"{option.flag}/--no-{option.flag[2:]}" if option.is_negatable else option.flag
     kind = _TYPES.get(option.kind, list[str] | None)
     return Annotated[kind, Option(spelling, metavar=option.metavar, help=option.help)]

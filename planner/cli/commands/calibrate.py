@@ -75,7 +75,7 @@ def calibrate_command(
 
 
 def _reject_combined(flag: str, options: dict[str, Any]) -> None:
-    """Raise UsageError for an option that has no effect in combination with `flag`."""
+    """Raise UsageError if an option in `options` is given, since it has no effect with `flag`."""
     for name, value in options.items():
         if name not in ("cache", "warn") and value is not None:
             raise UsageError(f"{option_flag(name)} and {flag}: the latter defines what is run; leave one")

@@ -37,7 +37,7 @@ def answer_shell(environment: Mapping[str, str]) -> str | None:
 
 
 def _for_bash(line: str, place: str) -> str:
-    """Return the candidates for bash, one per line.
+    """Return the completions of the word at the cursor for bash, one per line.
 
     A prefix that bash treats as separate words is removed.
     """

@@ -32,7 +32,7 @@ class UsageError(PlannerError):
 
 
 class ModelError(PlannerError):
-    """The error for a model that cannot be built or traced."""
+    """The error for a model that cannot be built, traced or run, or for a library that is missing."""
 
     exit_code = 3
 
@@ -45,13 +45,16 @@ class BatchTooLargeError(ModelError):
 
 
 class DataFileError(PlannerError):
-    """The error for a file that is broken or inaccessible. Examples are models.yaml and a saved trace."""
+    """The error for a file that is broken, or that cannot be read or written.
+
+    Examples are models.yaml and a saved trace.
+    """
 
     exit_code = 4
 
 
 class NoGpuError(PlannerError):
-    """The error for a machine without a GPU, if a command needs a GPU."""
+    """The error for a machine without a usable GPU, if a command needs a GPU."""
 
     exit_code = 5
 
@@ -61,10 +64,7 @@ class DoesNotFitError(PlannerError):
 
 
 def reason_of(error: BaseException) -> str:
-    """Return an error's message as one line.
-
-    The class name precedes the message unless the error is a PlannerError.
-    """
+    """Return an error's message as one line, after the class name unless it is a PlannerError."""
     try:
         text = " ".join(str(error).split())[:300] or "no message"
     except Exception:  # the error's own code makes the message

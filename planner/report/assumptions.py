@@ -119,7 +119,7 @@ def _torch(job: Job) -> str:
 
 
 def _calibration(budget: Budget) -> str:
-    """Return a sentence on the calibration, or on the margins if there is no calibration."""
+    """Return a sentence on the calibration, or on the published runs behind the margins, or on both."""
     correction = budget.correction
     like = risk_sentence(budget.likeness)
     if correction is None:
@@ -208,7 +208,7 @@ def _loop(job: Job) -> str:
 
 
 def _sharding(job: Job) -> str:
-    """Return a phrase on how an FSDP2 model is created and sharded."""
+    """Return a phrase on how an FSDP2 model is created, sharded and offloaded."""
     if job.sharding.fsdp_arg.by == "accelerate":
         return "the model is made on the CPU, and each block is moved whole, then sharded"
     offloaded = "; parameters, gradients and the optimizer's state on the CPU, in memory that torch pins"

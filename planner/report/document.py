@@ -26,7 +26,7 @@ class Cell(Struct, frozen=True):
 
 
 class Column(Struct, frozen=True):
-    """A column of a table. A narrow terminal leaves out columns by ascending rank, but never rank 0."""
+    """A column of a table; narrow terminals leave out columns by ascending rank, but never rank 0."""
 
     title: str = ""
     is_number: bool = False
@@ -92,7 +92,7 @@ T = TypeVar("T")
 
 
 def printable_parts(part: T) -> T:
-    """Return a copy of a document or a part, with control characters escaped."""
+    """Return a copy of a document or of one of its parts, with control characters escaped."""
     if isinstance(part, str):
         return cast(T, printable(part))
     if isinstance(part, Struct):
@@ -113,5 +113,5 @@ class Document(Struct, frozen=True):
 
     @classmethod
     def of(cls, *sections: Iterable[Block]) -> Self:
-        """Return a document of the sections, without empty sections."""
+        """Return a document of the sections that are not empty."""
         return cls([section for section in map(list, sections) if section])

@@ -10,7 +10,7 @@ P = ParamSpec("P")
 
 
 class Report(NamedTuple):
-    """The two functions that build a result's report. One returns a document, the other a JSON object."""
+    """The two functions that build a result's report: as a document, and as a JSON object."""
 
     document: Callable[[], Document]
     to_json: Callable[[], dict[str, Any]]
@@ -24,10 +24,7 @@ def report_of(
 
 
 def render(result: "Result", form: Literal["text", "terminal", "json"]) -> Any:
-    """Return a result's report in the format `form`.
-
-    It is wrapped text, an object for rich, or a JSON object.
-    """
+    """Return a result's report as wrapped text, as an object for rich, or as a JSON object."""
     report = result._report()
     if form == "json":
         return report.to_json()
@@ -42,10 +39,7 @@ def render(result: "Result", form: Literal["text", "terminal", "json"]) -> Any:
 
 
 class Result:
-    """Base class of results, which can be shown as reports.
-
-    `str` gives the text report and `to_dict` the JSON object; rich draws the report.
-    """
+    """Base class of results, which `str`, `to_dict` and rich show as reports."""
 
     __slots__ = ()
 

@@ -66,7 +66,7 @@ def mib_parts(parts: Mapping[str, int], digits: int = 3) -> dict[str, float]:
 
 
 def attributes(value: object, *names: str) -> dict[str, Any]:
-    """Return a mapping from `names` to the attributes of `value`, for JSON.
+    """Return the attributes `names` of `value` for JSON, by name.
 
     All are None if `value` is None. A name such as `x_mib` stands for the attribute `x_bytes` in MiB.
     """
@@ -115,10 +115,7 @@ def mib_column(title: str = "MiB") -> Column:
 
 
 def is_endless(figure: SourcedBytes) -> bool:
-    """Return whether a memory size stands for unlimited memory.
-
-    It does if it is at least `UNLIMITED_BYTES`.
-    """
+    """Return whether a memory size is at least `UNLIMITED_BYTES`, which stands for unlimited memory."""
     return figure.value >= UNLIMITED_BYTES
 
 
@@ -156,7 +153,7 @@ def batch_text(batch: int) -> str:
 
 
 def csv_text(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return rows as CSV with a header. Texts that a spreadsheet would take for formulas are escaped."""
+    """Return rows as CSV with a header, with texts escaped that a spreadsheet would take for formulas."""
     import csv
     import io
 

@@ -44,10 +44,10 @@ def findings_of(
     comparison: Comparison | None = None,
     workspace: Path | None = None,
 ) -> tuple[Finding, ...]:
-    """Return a finding for each problem in the result of a check.
+    """Return a finding for each verdict other than FITS, each failure and each large increase of memory.
 
-    Problems are verdicts other than FITS, jobs that were not planned, and increases of memory. Increases
-    below `SMALLEST_BYTES` are left out. `workspace` is the root of the repository, if known.
+    A failure is a job that was not planned. Increases below `SMALLEST_BYTES` are left out. `workspace` is the
+    root of the repository, if known.
     """
     path = path_in_repository(config.path, workspace)
     grown = () if comparison is None else _grown(path, comparison)
@@ -106,7 +106,7 @@ def _grown(path: str, comparison: Comparison) -> Iterator[Finding]:
 
 
 def path_in_repository(path: Path, workspace: Path | None) -> str:
-    """Return a path relative to the root of the repository, with slashes.
+    """Return a path relative to the root of its repository, or only its name if it is in none.
 
     The root is `workspace` or, if the path is outside of it, the nearest parent folder with .git. Returns the
     file's name if the path is in neither.

@@ -39,10 +39,7 @@ def _property(text: str) -> str:
 def summary(
     rows: Sequence[CheckRow], failures: Sequence[CheckFailure], comparison: Comparison | None = None
 ) -> str:
-    """Return the Markdown summary of a check.
-
-    It has a table of verdicts, the failures, and the comparison if there is one.
-    """
+    """Return a check's table of verdicts, its failures, and the comparison if there is one, in Markdown."""
     lines = ["### GPU memory: `planner check`", ""]
     if rows:
         lines += [

@@ -143,10 +143,7 @@ def change_text(change_bytes: int) -> str:
 
 
 def module_text(change: CheckChange) -> str:
-    """Return text on the module that changes most, or "" if it is unknown.
-
-    The text is the module's name and its change, such as `fc (+1.2 GiB)`.
-    """
+    """Return the module that changes most and its change, such as `fc (+1.2 GiB)`, or "" if unknown."""
     module = change.module
     if module is None:
         return ""
@@ -163,7 +160,7 @@ def place_text(change: CheckChange) -> str:
 
 
 def subject(row: CheckRow) -> str:
-    """Return the job, batch and GPU of a verdict as text. An example: `finetune at batch 64 on RTX 4090`."""
+    """Return the job, batch and GPU of a verdict as text, such as `finetune at batch 64 on RTX 4090`."""
     return f"{row.job.name} at batch {row.job.batch:,} on {row.place}"
 
 

@@ -16,10 +16,7 @@ from planner.report.units import NAME_WIDTH, SCHEMA, mib_column, mib_text
 def guard_document(
     estimate: Estimate | None, observation: Observation, steps: int, remarks: Sequence[str]
 ) -> Document:
-    """Return the report on a training run's measured peaks.
-
-    They are compared with the planned peaks if `estimate` is not None.
-    """
+    """Return the report on a training run's measured peaks, next to the planned peaks if there are any."""
     seen = observation
     if estimate is None:
         answer = f"Guard: {_ending(seen, steps)}; there is no plan to hold it against"

@@ -110,7 +110,7 @@ def retrying_entry(largest: str, retrying: Estimate) -> Entry:
 
 
 def _multiple(plan: Plan) -> Lines:
-    """Return an entry on `multiple_of`, or [] if it is 1. The entry has the largest batch of any size."""
+    """Return an entry with `multiple_of` and the largest batch of any size, or [] if `multiple_of` is 1."""
     if plan.multiple_of == 1:
         return []
     fits, at_ease = plan.largest_of_any_size, plan.comfortable_of_any_size

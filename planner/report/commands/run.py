@@ -99,10 +99,7 @@ def _table(title: str, rows: Iterable[tuple[str, GpuPeaks]]) -> Table:
 
 
 def _peaks(run: EmulatedRun) -> list[Block]:
-    """Return a table of the peaks of each process on each GPU.
-
-    A line follows for each GPU that processes share.
-    """
+    """Return a table of the peaks of each process on each GPU, and a line for each shared GPU."""
     several = len(run.records) > 1
     names = [f"rank {one.rank}, GPU {one.gpu_index}" if several else "whole run" for one in run.records]
     table = _table("Peak", [(name, record.peak) for name, record in zip(names, run.records, strict=True)])
@@ -115,7 +112,7 @@ def _peaks(run: EmulatedRun) -> list[Block]:
 
 
 def _strays(run: EmulatedRun, shared: SharedGpu) -> str:
-    """Return a hint on processes that use both a shared GPU and another GPU.
+    """Return a hint on processes that use both a shared GPU and another GPU, or "".
 
     Returns "" if none or all of the shared GPU's processes do so.
     """

@@ -56,10 +56,9 @@ def _axis(title: str, name: str) -> dict[str, Any]:
 
 
 def timeline_figure(explanation: Explanation, trace: Trace) -> Figure:
-    """Return a figure of the memory over the trace's events.
+    """Return a figure of allocated memory by category, and of reserved memory, over the trace's events.
 
-    Categories are stacked under the line of reserved memory. About `MOST_POINTS` events are drawn if the
-    trace has more.
+    About `MOST_POINTS` events are drawn if the trace has more.
     """
     timeline = explanation.timeline
     points = thin(timeline, MOST_POINTS)
@@ -86,7 +85,7 @@ def timeline_figure(explanation: Explanation, trace: Trace) -> Figure:
 
 
 def _line(name: str, x: list[int], y: list[int], line: Mapping[str, Any], **others: Any) -> Any:
-    """Return a plotly line through the levels `y`. The levels are given in bytes and drawn in MiB."""
+    """Return a plotly line through the levels `y`, which are given in bytes and drawn in MiB."""
     others = {"hovertemplate": _HOVER, **others}
     return go.Scatter(x=x, y=[level / MIB for level in y], name=name, mode="lines", line=line, **others)
 
@@ -117,7 +116,7 @@ def escape_hover(text: str) -> str:
 
 
 def _phases(timeline: Timeline) -> tuple[list[Any], list[Any]]:
-    """Return the vertical lines and the labels for steps and phases.
+    """Return plotly's vertical lines and labels for steps and phases.
 
     Lines are at the starts, and narrow phases have no label.
     """

@@ -102,7 +102,7 @@ def _embedded(data: dict[str, Any]) -> Markup:
 def _cells(table: Table) -> Iterator[list[tuple[Column, Cell, str]]]:
     """Yield each row as a list of (column, cell, colour), without the bar columns.
 
-    The colour is the bar's for the first cell, and empty for all others.
+    The colour is that of the row's bar for the first cell, and empty for all others.
     """
     for cells in table.cells():
         colour = "".join(cell.colour for cell in cells if cell.share is not None)
@@ -162,9 +162,9 @@ def _choices(curve: BatchCurve) -> list[tuple[str, list[tuple[int, str]]]]:
 def page_data(
     summary: Summary, explanation: Explanation, trace: Trace, curve: BatchCurve | None
 ) -> dict[str, Any]:
-    """Return the data for the page's script.
+    """Return the sizes, verdict texts, figures and batch curve that the page's script reads.
 
-    They are sizes in bytes, texts of verdicts, figures and the batch curve.
+    Sizes are in bytes.
     """
     run = explanation.run
     figures = {

@@ -16,10 +16,7 @@ _SIZES_END, _ERRORS_END = 1.09, 1.24  # right ends of the columns of figures, as
 
 
 def draw_comparison(comparison: Comparison, path: Path) -> None:
-    """Save a picture that compares estimators with measured values.
-
-    It has a bar for each estimator, and lines at measured values. Raises DataFileError.
-    """
+    """Save a picture with a bar for each estimator, and lines at measured values. Raises DataFileError."""
     axes = make_axes(4.4)
     _bars(axes, comparison)
     _truth(axes, comparison)

@@ -55,9 +55,9 @@ def draw_on(axes: Axes, table: FleetTable, fits: list[DeviceFit]) -> None:
 
 
 def named_gpus(fits: list[DeviceFit]) -> list[DeviceFit]:
-    """Return the GPUs to name in the picture, by ascending memory.
+    """Return the GPUs to draw: all if they are few, else the smallest, the largest and well-known GPUs.
 
-    They are all GPUs if they are few, else the smallest, the largest and well-known GPUs in between.
+    If some are left out, the result is sorted by ascending memory.
     """
     if len(fits) <= _MOST_LABELS:
         return fits

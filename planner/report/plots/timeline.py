@@ -19,9 +19,9 @@ _LETTER = 0.0108  # a letter's share of the picture's width: a phase narrower th
 
 
 def draw_timeline(explanation: Explanation, caption: str, path: Path) -> None:
-    """Save a picture of a run's memory over its events.
+    """Save a picture of a run's allocated memory by category, and its reserved memory, over its events.
 
-    It has the allocated memory, stacked by category, and the reserved memory. Raises DataFileError.
+    Raises DataFileError.
     """
     axes = make_axes(4.6)
     _levels(axes, explanation.timeline)

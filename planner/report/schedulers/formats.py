@@ -22,7 +22,7 @@ FORMATS: dict[str, Callable[[Request], str]] = {
 
 
 def scheduler_text(table: FleetTable | ClusterTable, scheduler: str) -> str:
-    """Return a request for the GPUs that run the job, in a scheduler's format.
+    """Return a request for any of the GPUs that run the job, in a scheduler's format.
 
     It is only a comment if no GPU runs the job. Raises UsageError for an unknown scheduler.
     """

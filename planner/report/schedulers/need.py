@@ -102,7 +102,7 @@ class Naming(Struct, frozen=True):
         return cls(request.needs, load_names(vocabulary), known)
 
     def of_device(self, device: Device) -> tuple[str, ...]:
-        """Return a GPU's names in the scheduler's vocabulary.
+        """Return a GPU's names in the scheduler's vocabulary, or () if the scheduler has none.
 
         For a MIG slice, they are the names of the whole GPU.
         """
@@ -125,7 +125,7 @@ class Naming(Struct, frozen=True):
 
 
 def comment(lines: Iterable[str]) -> str:
-    """Return the lines as comments for shells, YAML and Python."""
+    """Return the lines as one text of comments, each line after "# "."""
     return "".join(f"# {line}\n" for line in lines)
 
 

@@ -21,7 +21,7 @@ _FIGURES = ("overhead_mib", "spread_mib", "slope", "points", "highest_leverage",
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """The calibrations of one folder."""
+    """The path of a folder, and its calibrations."""
 
     path: str
     calibrations: tuple[Calibration, ...]
@@ -40,9 +40,9 @@ def tables_document(folders: Sequence[Folder], today: date) -> Document:
 
 
 def calibration_section(calibration: Calibration, today: date) -> list[Block]:
-    """Return the report's section on a calibration.
+    """Return the section on a calibration: its job, origin, versions, line and runs.
 
-    It has the job, the origin, the versions, the fitted line or why it was refused, and a table of runs.
+    If the line was refused, the section has the reason.
     """
     entries = (
         ("Job", describe_job(calibration.key.job)),

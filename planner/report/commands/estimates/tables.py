@@ -44,9 +44,9 @@ _PHASES = {
 
 
 def memory_sections(estimate: Estimate) -> list[list[Block]]:
-    """Return the sections on the memory of an estimate.
+    """Return the sections on a batch's peaks, the job's phases, the process's parts and the ranks.
 
-    They are the batch, the job's phases, the parts of the process and, if there are several, the ranks.
+    There is no section on ranks if all planned ranks are alike.
     """
     own: list[list[Block]] = [
         [batch_table(estimate)],
@@ -98,10 +98,7 @@ def batch_table(estimate: Estimate) -> Table:
 
 
 def _outside(estimate: Estimate) -> str:
-    """Return a phrase that names the parts of the process's memory.
-
-    They are the reserved memory, the CUDA context and, on several GPUs, NCCL.
-    """
+    """Return the phrase "reserved and CUDA context", with NCCL if its memory is counted."""
     return (
         "reserved and CUDA context"
         if estimate.budget.device.nccl is None
@@ -159,9 +156,6 @@ def parts_table(parts: Mapping[str, int]) -> Table:
 
 
 def closing_section(estimate: Estimate | None, seconds: Seconds, import_seconds: float) -> list[Block]:
-    """Return the last section of a report, with assumptions and the time taken.
-
-    The assumptions are left out if `estimate` is None.
-    """
+    """Return the last section of a report: the assumptions, unless `estimate` is None, and the time taken."""
     timing = timing_line(importing=import_seconds, tracing=seconds.trace, replaying=seconds.replay)
     return [timing] if estimate is None else [Bullets("Assumed", run_assumptions(estimate)), timing]

@@ -90,10 +90,7 @@ def modules_tables(explanation: Explanation, depth: int | None) -> list[Table]:
 
 
 def shown_depth(explanation: Explanation, depth: int | None) -> int:
-    """Return how many levels of the module tree to show.
-
-    It is `depth` if not None, else the most for which the tree fits in `MAX_LINES`.
-    """
+    """Return `depth` or, if it is None, the most levels of the module tree that fit in `MAX_LINES` lines."""
     if depth is not None:
         return depth
     modules, depth, lines = explanation.modules, 1, 0
@@ -106,7 +103,7 @@ def shown_depth(explanation: Explanation, depth: int | None) -> int:
 
 
 def _module_rows(share: ModuleShare, level: int, total: int) -> Iterator[tuple[Cell | str, ...]]:
-    """Yield the table rows of the modules below `share`, largest first.
+    """Yield the table rows of the modules below `share` and of its own blocks, largest first.
 
     Small modules are merged into one row.
     """

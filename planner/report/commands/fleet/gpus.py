@@ -80,7 +80,7 @@ def _answer(table: FleetTable) -> Entry:
 
 
 def _likely(table: FleetTable) -> Iterator[Entry]:
-    """Yield entries with the GPUs that may fit a batch, but not at the required confidence.
+    """Yield entries with the GPUs that a batch may fit, but not at the required confidence.
 
     One entry has the GPUs that likely fit, one the GPUs not known to fit.
     """
@@ -163,7 +163,7 @@ def _outcome(fit: DeviceFit, table: FleetTable) -> Outcome:
 
 
 def _sure(fit: DeviceFit) -> str:
-    """Return one word for how well calibrated a GPU's figures are.
+    """Return a word such as `measured` or `default` for how well calibrated a GPU's figures are.
 
     It ends in "*" unless the GPU's memory is published or measured.
     """

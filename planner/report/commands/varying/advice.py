@@ -77,7 +77,7 @@ def _row(advice: VaryingAdvice, attempt: VaryingAttempt) -> tuple[Cell | str, ..
 
 
 def _together(advice: VaryingAdvice) -> list[Block]:
-    """Return a paragraph on whether a set of changes makes the batch fit.
+    """Return a paragraph on whether a set of changes makes the batch fit, or [] if no set is needed.
 
     Returns [] if no batch was given, or if it fits unchanged or with a single change.
     """

@@ -46,7 +46,7 @@ _HOW = {
 
 
 def varying_document(plan: VaryingPlan, import_seconds: float) -> Document:
-    """Return the report on a plan for samples of varying sizes."""
+    """Return the report of `planner max-batch` or `planner estimate` if the samples vary in size."""
     mine = plan.sides[0]
     sections: list[list[Block]] = [
         [Headline((*verdict(plan), job_entry(plan.job)), style(plan))],
@@ -61,7 +61,7 @@ def varying_document(plan: VaryingPlan, import_seconds: float) -> Document:
 
 
 def style(plan: VaryingPlan) -> Style:
-    """Return the style of the verdict: "good", "bad", or "neutral" without a limit."""
+    """Return the verdict's style: "good" if a batch fits, "bad" if none does, "neutral" without a limit."""
     if plan.sides[0].budget.limits.allocator_limit_bytes is None:
         return "neutral"
     return "good" if plan.sides[0].largest else "bad"

@@ -164,7 +164,7 @@ def _of_log(file: BufferedReader, name: str) -> Diagnosis:
 
 
 def _lines(file: BufferedReader) -> Iterator[str]:
-    """Yield the lines of a log.
+    """Yield the lines of a log as text, in parts of at most `_LONGEST_LINE` characters.
 
     The log is decoded as UTF-16 if it begins with a UTF-16 byte order mark, else as UTF-8.
     """

@@ -129,7 +129,7 @@ def explain(
     depth: int | None = None,
     **options: Unpack[Options],
 ) -> ExplainResult:
-    """Explain the peak memory of a batch.
+    """Explain the peak memory of a batch by category, module and tensor.
 
     With `against`, the differences from a GPU's recording are found, too. `model` and `batch` are as for
     `estimate`; with a saved trace there are neither source lines nor a separate evaluation. `top` limits the

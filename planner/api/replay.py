@@ -86,7 +86,7 @@ class ProcessResult(Result):
 
 
 def replay_process(source: Source = NOTEBOOK, **options: Unpack[ReplayOptions]) -> ProcessResult:
-    """Replay a process in the simulated allocator of a GPU.
+    """Replay a process in the simulated allocator of a GPU, and return its memory readings.
 
     Memory is unlimited if no GPU is named. Raises the errors of `planner.errors`; running out of memory is a
     result, not an error.
@@ -114,7 +114,7 @@ def replay_process(source: Source = NOTEBOOK, **options: Unpack[ReplayOptions]) 
 
 
 def measure_process(source: Source = VARIABLE) -> ProcessResult:
-    """Measure a process of plain tensors with TensorFlow on this machine's GPU.
+    """Measure a process of plain tensors with TensorFlow on this machine's GPU, and return the readings.
 
     Raises the errors of `planner.errors`: UsageError for a process with models, ModelError without
     TensorFlow, NoGpuError without a GPU.
@@ -165,7 +165,7 @@ def _assumptions(
 
 
 class _Tracing:
-    """A cache of traces by job and batch size. It also collects capture times and assumptions."""
+    """A cache of captured traces by job and batch size. It also collects capture times and assumptions."""
 
     def __init__(self, device: Device, cudnn: str | None, on_progress: OnProgress) -> None:
         self.import_seconds = self.trace_seconds = 0.0

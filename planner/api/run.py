@@ -47,7 +47,7 @@ class RunResult(Result):
             draw_timeline(self.explained.explanation, run_summary(self.explained).caption, Path(path))
 
     def save_page(self, path: Path | str) -> None:
-        """Write the explanation of the run as an HTML page.
+        """Write the explanation of an explained run as an HTML page.
 
         If the run is not explained, nothing is written. Raises DataFileError.
         """

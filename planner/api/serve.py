@@ -24,10 +24,7 @@ class ServeResult(Result):
 
     @property
     def sequences(self) -> int:
-        """Return the number of sequences that run at once.
-
-        They have the configured length. The number is 0 if no sequence fits.
-        """
+        """Return the number of sequences of the configured length that run at once, or 0 if none fits."""
         return self.plan.sequences
 
     def _report(self) -> Report:

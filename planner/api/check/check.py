@@ -145,7 +145,7 @@ def check(
 def load(config: str | Path | None, fail_on: str | None, options: Options) -> tuple[CheckConfig, FailOn]:
     """Return the configuration of a check, and the mildest verdict that counts as a failure.
 
-    Raises UsageError or DataFileError.
+    The verdict is `fail_on`, else the configuration's, else RISKY. Raises UsageError or DataFileError.
     """
     level = None if fail_on is None else choose(FailOn, fail_on, "--fail-on")
     path = find_config(Path.cwd()) if config is None else Path(config).absolute()

@@ -188,7 +188,7 @@ def gpus(
 
 
 def _likely(fits: Sequence[DeviceFit]) -> tuple[DeviceFit, ...]:
-    """Return the rows of GPUs that may run a batch, but not at the requested confidence."""
+    """Return the rows whose batch likely fits, or is not known to fit."""
     return tuple(fit for fit in fits if fit.answer in (Answer.LIKELY, Answer.NOT_KNOWN))
 
 
@@ -224,10 +224,7 @@ def kind_of(device: Device) -> tuple[tuple[int, int], int]:
 
 
 def _check_compiled(job: Job, chosen: Sequence[Device]) -> None:
-    """Raise UsageError if a job would be compiled for too many kinds of GPU.
-
-    At most `MOST_OF_COMPILED` kinds are allowed.
-    """
+    """Raise UsageError if a job would be compiled for more than `MOST_OF_COMPILED` kinds of GPU."""
     kinds = set(map(kind_of, chosen))
     if job.model.compile is not Compile.NONE and len(kinds) > MOST_OF_COMPILED:
         raise UsageError(

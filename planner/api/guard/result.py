@@ -23,7 +23,10 @@ _TO_KEEP = "planner.guard(..., store=True) keeps such a run as an observation, f
 
 @dataclass(frozen=True, slots=True)
 class GuardResult(Result):
-    """The result of a guarded training run. `str` gives the text report, `to_dict` the JSON."""
+    """The measured and planned peaks of a guarded training run.
+
+    `str` gives the text report, `to_dict` the JSON.
+    """
 
     estimate: Estimate | None  # None if no plan could be made
     observation: Observation

@@ -378,11 +378,10 @@ def _bytes_a_sample(sample: Mapping[str, Any]) -> int:
 
 
 def _accumulating(loop: LiveLoop, steps: int) -> LiveLoop:
-    """Return the loop with `steps` micro-batches per optimizer step.
+    """Return the loop with `steps` micro-batches per optimizer step, whose inputs are all held on the GPU.
 
-    The inputs of the other micro-batches count as held memory, since the Trainer holds the inputs of a step
-    on the GPU at once (transformers/trainer.py, `get_batch_samples`, from a data loader of accelerate that
-    moves each batch to the device).
+    The Trainer holds the inputs of a step on the GPU at once (transformers/trainer.py, `get_batch_samples`,
+    from a data loader of accelerate that moves each batch to the device).
     """
     held = (steps - 1) * _bytes_a_sample(loop.sample)
     note = (

@@ -181,7 +181,7 @@ def choice_of(result: MaxBatchResult, multiple: int, comfortable: int | None = N
 
 
 def with_notes(result: MaxBatchResult, notes: tuple[str, ...]) -> MaxBatchResult:
-    """Return the result with more notes in its report and its JSON. The notes come before the other notes."""
+    """Return the result with `notes` before the other notes in its report and its JSON."""
 
     estimates = {field.name: getattr(result.plan, field.name) for field in fields(result.plan)}
     changed: dict[str, Any] = {

@@ -49,7 +49,10 @@ def planned(names: str) -> tuple[Setting, ...]:
 
 
 def harmless(names: str) -> tuple[Setting, ...]:
-    """Return settings without effect on GPU memory. `names` is a text with the names, separated by spaces."""
+    """Return a setting with the effect `NONE` for each name.
+
+    `names` is a text with the names, separated by spaces.
+    """
     return tuple(Setting(name, Effect.NONE) for name in names.split())
 
 

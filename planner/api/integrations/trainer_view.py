@@ -79,10 +79,7 @@ class TrainerView(View):
 
 
 def is_plain(value: object) -> bool:
-    """Return whether a value is made of plain data only.
-
-    Plain data are numbers, texts, enumerations, paths and containers of them.
-    """
+    """Return whether a value is a number, text, enumeration, path or None, or a container of these only."""
     if isinstance(value, Mapping):
         return all(is_plain(one) for pair in value.items() for one in pair)
     if isinstance(value, list | tuple | set | frozenset):

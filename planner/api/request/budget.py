@@ -104,10 +104,9 @@ def budget_for(budget: Budget, job: Job) -> Budget:
 
 
 def calibrate_budget(budget: Budget, job: Job, options: Options) -> Budget:
-    """Return the budget corrected by the nearest stored calibration.
+    """Return the budget corrected by the nearest stored calibration, or unchanged if there is none.
 
-    Without such a calibration, the budget is returned unchanged. Raises DataFileError for a broken
-    calibration, and UsageError if folders are given without a GPU.
+    Raises DataFileError for a broken calibration, and UsageError if folders are given without a GPU.
     """
     stored = stored_calibrations(budget, options)
     return corrected_budget(budget, find_calibration(stored, calibration_query(budget, job, options)))

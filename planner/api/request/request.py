@@ -69,15 +69,14 @@ class Request(Struct, frozen=True):
 
     @property
     def on_progress(self) -> Callable[[str], None]:
-        """Return the callback for progress messages."""
+        """Return the callback for progress messages, by default a function that does nothing."""
         return self.options.get("on_progress") or ignore_progress
 
     @property
     def batch(self) -> int:
-        """Return the batch size to plan.
+        """Return the given batch size, or else the job's default.
 
-        It is the given batch size, or else the job's default. Raises UsageError if neither is known, or if
-        the batch size exceeds the dataset size.
+        Raises UsageError if neither is known, or if the batch size exceeds the dataset size.
         """
         if self.chosen_batch is None:
             raise UsageError(f"{self.job.model.name}: no batch size is known; give one, such as --batch 32")
@@ -180,10 +179,10 @@ def isolation_limit(options: Mapping[str, object]) -> float | None:
 
 
 def open_stores(options: Options) -> tuple[ProgramStore, ...]:
-    """Return the program stores of a request.
+    """Return the program stores that the options allow: the user's cache and the bundled store, or ().
 
-    They are the user's store and, if torch's settings are unchanged, the bundled store. Returns () without
-    `cache` or if the model is isolated. Raises UsageError.
+    The bundled store is left out if torch's settings are changed. Returns () without `cache` or if the model
+    is isolated. Raises UsageError.
     """
     folder = options.get("cache")
     if folder is None or options.get("isolate"):
@@ -213,10 +212,10 @@ def _warn(line: str) -> None:
 
 
 def _load_trace(model: Model | None, options: Options, path: Path) -> tuple[SavedJob, Job]:
-    """Load a trace file, and return it with its job.
+    """Load a trace file, and return it with its job, merged with the options that do not affect traces.
 
-    The job is merged with the options that do not affect traces. Raises UsageError for options that
-    contradict the file, and DataFileError for a job that may not be loaded from a file.
+    Raises UsageError for options that contradict the file, and DataFileError for a job that may not be loaded
+    from a file.
     """
     given = [name for name in (*_OF_JOB, "save_trace") if options.get(name) not in (None, (), [], {}, False)]
     if model is not None or given:

@@ -98,10 +98,7 @@ def calibrate_campaign(
 def calibrate_series(
     campaign: Sequence[BatchSeries], out_dir: Path, minutes: float, on_progress: OnProgress
 ) -> CalibrationResult:
-    """Measure series of runs, then fit calibrations to the runs.
-
-    Measuring takes at most `minutes`. Runs that were stored before count too.
-    """
+    """Measure series of runs for at most `minutes`, then fit calibrations to these and to stored runs."""
     if not 0 < minutes <= 10**6:
         raise UsageError(f"--minutes {minutes}: give the minutes that measuring may take, such as 10")
     gpu = find_gpu()
@@ -138,11 +135,11 @@ def import_records(folder: Path, out_dir: Path, on_progress: OnProgress) -> Impo
 def keep_observations(
     observations: Iterable[Observation], out_dir: Path, on_progress: OnProgress
 ) -> tuple[tuple[Calibration, ...], tuple[str, ...]]:
-    """Add runs to the calibrations of their jobs, and refit the calibrations.
+    """Add runs to the stored calibrations of their jobs, and return the refitted calibrations and failures.
 
     The calibrations are stored in `out_dir`. No GPU is needed. Runs under a cap are not added, since they
-    show a limit instead of points on a line. Returns the calibrations, and one line for each job that cannot
-    be traced or whose allocator is not simulated.
+    show a limit instead of points on a line. A failure is one line for a job that cannot be traced or whose
+    allocator is not simulated.
     """
     groups: dict[Key, list[Observation]] = {}
     for observation in observations:

@@ -36,7 +36,7 @@ _Caps = Annotated[tuple[Annotated[int, Meta(ge=1, le=LARGEST_TOTAL_MIB)], ...], 
 
 
 class BatchSeries(Struct, frozen=True):
-    """The runs of one job in a campaign.
+    """A job of a campaign, with batch sizes to run, or with caps under which to search the largest batch.
 
     Without caps, one run is made at each batch size. With caps, the largest batch size is searched under each
     cap, starting from `batches`.

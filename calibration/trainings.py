@@ -24,7 +24,7 @@ RUNS = "runs"
 
 
 def keep_training(seen: Observation, trace: Trace, config: AllocatorConfig, folder: Path) -> tuple[Path, str]:
-    """Store an observation of a training run, and add it to its calibration.
+    """Store an observation of a training run, add it to its calibration, and return its path and a remark.
 
     Returns the path in `runs/`, and a text on the outcome. `trace` is the trace of the training run at its
     batch size, and `config` the allocator's configuration. The text says whether the calibration has a line.

@@ -96,7 +96,7 @@ def verify_limit(
     on_progress: OnProgress,
     probe: Measure,
 ) -> LimitCheck:
-    """Run a plan's largest batch and slightly larger batches.
+    """Run a plan's largest batch and slightly larger batches, until one is out of memory.
 
     They are larger by 1 and, under an allocator cap, by a factor of 1.05. The runs end with the first run
     that is out of memory. Sizes above `max_useful_batch` are left out. Without a cap, the result of the third

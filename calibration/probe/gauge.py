@@ -21,7 +21,7 @@ class Gauge:
 
 
 def open_gauge(index: int = 0) -> Gauge | None:
-    """Return a gauge of torch's GPU `index`, or None without NVML.
+    """Return a gauge of torch's GPU `index` and create the context there, or return None without NVML.
 
     Call this before the process has a context on the GPU. If the process has its context already, only a
     gauge without a remark reads correctly.

@@ -72,7 +72,7 @@ class CudaRun:
 
 
 def save_recorded_history(path: Path, history: History) -> list[str]:
-    """Save the allocator history that torch recorded, unless it may be incomplete.
+    """Save the allocator history that torch recorded, or return a remark if events may be missing.
 
     `history` has all fields of the history except the events. Returns an empty list, or a list with one
     remark if the history was not saved because torch may have dropped events.

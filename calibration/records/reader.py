@@ -53,7 +53,7 @@ class HistoryRecord(Struct, frozen=True):
 
 
 class MeasuredRecords(Struct, frozen=True):
-    """The contents of a folder of records."""
+    """The observations, histories and skipped records of a folder of records."""
 
     observations: tuple[Observation, ...]  # of peaks.jsonl, and every probe of limits.jsonl
     histories: tuple[HistoryRecord, ...]
@@ -101,10 +101,9 @@ class _Peaks(Struct, frozen=True):
 
     @property
     def process_levels(self) -> list[int]:
-        """Return the process's GPU memory after each step, or [] without NVML.
+        """Return the GPU memory after each step, of the process or else of the device, or [] without NVML.
 
-        Sizes are in bytes, as NVML shows them. If NVML does not show the process, the levels are the used
-        memory of the device.
+        Sizes are in bytes. The memory of the device is returned if NVML does not show the process.
         """
         if self.process_after and min(self.process_after) > 0:
             return self.process_after
@@ -135,7 +134,10 @@ class _Record(Struct, Generic[R], frozen=True):
 
 
 def read_measured_records(folder: Path) -> MeasuredRecords:
-    """Return the contents of a folder of records. Raises DataFileError."""
+    """Read a folder of records, and return its observations, histories and skipped records.
+
+    Raises DataFileError.
+    """
     path = folder / "versions.json"
     try:
         machine = decode_json(read_bytes(path, LONGEST_LINE), _Machine)
@@ -180,7 +182,7 @@ def _read(
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
-    """Yield (number, bytes) for each line of a file. The bytes are None if the line is cut short."""
+    """Yield (number, bytes) for each line of a file; the bytes are None for a last line that is cut short."""
     with (
         open_regular(path, LARGEST_FILE_BYTES) as plain,
         gzip.open(plain, "rb") if path.suffix == ".gz" else nullcontext(plain) as file,
@@ -232,10 +234,7 @@ def _of_limits(machine: _Machine, record: _Record[_Limits], when: str) -> list[O
 def _circumstances(
     machine: _Machine, record: _Record[Any], when: str, cap_bytes: int | None = None
 ) -> dict[str, Any]:
-    """Return the observation's fields that describe how it was measured.
-
-    They are the job, the GPU, the versions, the settings and the source.
-    """
+    """Return the job, GPU, versions, settings, source and date of an observation, by field name."""
     job, options = record.job.convert(PEAK_STEPS), record.job.alloc_conf
     return {
         "job": job,

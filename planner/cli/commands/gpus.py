@@ -97,10 +97,7 @@ def gpus_command(
 
 
 def _check_format(form: str | None, csv: bool | None, output: Output) -> None:
-    """Raise UsageError for an invalid `--format`.
-
-    The scheduler must be known, and neither `--csv` nor `--json` may be given.
-    """
+    """Raise UsageError if `--format` names no scheduler, or is combined with `--csv` or `--json`."""
     if form is None:
         return
     from planner.report import FORMATS

@@ -48,7 +48,7 @@ def _catalogued() -> list[str]:
 
 
 def _defined(package: str, files: str, definition: re.Pattern[str]) -> Iterator[str]:
-    """Yield the names of the models that a package's source files define. Quantized models are omitted."""
+    """Yield the names of the unquantized models that a package's source files define."""
     for file in _files(package, files):
         if file.parent.name != "quantization":
             yield from definition.findall(_text(file))

@@ -23,14 +23,14 @@ _MOST_ENTRIES = 200_000  # events that torch keeps; a step of a large model has 
 def watch(folder: str | PathLike[str] = ".", *, record: bool = False) -> Iterator[None]:
     """Write a memory snapshot and warn with a diagnosis if the context raises a CUDA out-of-memory error.
 
-    The error is torch's OutOfMemoryError, or a RuntimeError whose message or
-    cause reports a lack of GPU memory. It is raised unchanged; a failed snapshot or diagnosis is part of the
-    warning. Without `record` nothing runs before an error, the snapshot has the blocks at the time of the
-    error, and the diagnosis rests on the message and traceback of the error. With `record` torch is imported
-    and records each allocation in the context (`torch.cuda.memory._record_memory_history`), which takes time
-    and host memory, unless it already records; snapshot and diagnosis then have the history too. The snapshot
-    is `out-of-memory-TIME.pickle` in `folder`, or `out-of-memory-TIME-2.pickle` and so on if another error
-    or process has written a file of that name.
+    The error is torch's OutOfMemoryError, or a RuntimeError whose message or cause reports a lack of GPU
+    memory. It is raised unchanged; a failed snapshot or diagnosis is part of the warning. Without `record`
+    nothing runs before an error, the snapshot has the blocks at the time of the error, and the diagnosis
+    rests on the message and traceback of the error. With `record` torch is imported and records each
+    allocation in the context (`torch.cuda.memory._record_memory_history`), which takes time and host memory,
+    unless it already records; snapshot and diagnosis then have the history too. The snapshot is
+    `out-of-memory-TIME.pickle` in `folder`, or `out-of-memory-TIME-2.pickle` and so on if another error or
+    process has written a file of that name.
     """
     with ExitStack() as recording:
         if record:

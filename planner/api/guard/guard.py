@@ -125,12 +125,12 @@ def guard(
 ) -> Guard:
     """Plan a training loop on the GPU that holds its model, and return a guard that measures the loop.
 
-    `batch` is a batch from the data loader: inputs and target in a
-    tuple or list, or a mapping of the model's keywords. `loss` is the loop's function of output and target,
-    or a name as for `--loss`; with a mapping, the model returns its loss. Loops that do more give
-    `step(model, batch)`, which returns the loss. `scaler` is the loop's `GradScaler`. Settings that the
-    objects show (precision of the weights, a surrounding autocast region, channels_last,
-    DistributedDataParallel, the optimizer's class and options) need no option.
+    `batch` is a batch from the data loader: inputs and target in a tuple or list, or a mapping of the model's
+    keywords. `loss` is the loop's function of output and target, or a name as for `--loss`; with a mapping,
+    the model returns its loss. Loops that do more give `step(model, batch)`, which returns the loss. `scaler`
+    is the loop's `GradScaler`. Settings that the objects show (precision of the weights, a surrounding
+    autocast region, channels_last, DistributedDataParallel, the optimizer's class and options) need no
+    option.
 
     Raises DoesNotFitError before the first step if the batch most likely does not fit; with
     `on_misfit="warn"` it only warns. It also warns if the probability of running out of memory is above 1 -

@@ -24,7 +24,7 @@ def check_multiple(multiple: object) -> None:
 
 
 def split(samples: int, most: int, multiple: int = 1, fewest: int = 1) -> BatchSplit:
-    """Split `samples` into at least `fewest` micro-batches of at most `most` samples each.
+    """Split `samples`, all if possible, into `fewest` or more micro-batches of at most `most` samples each.
 
     The batch size is a multiple of `multiple` if possible. Among splits with up to twice as many
     micro-batches as needed, the split with the most samples is chosen, but never more than `samples`, and

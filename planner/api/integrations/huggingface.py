@@ -262,7 +262,7 @@ def fields_of_accelerator(accelerator: Any) -> dict[str, Any]:
 
 
 def notes_of_arguments(arguments: Any) -> tuple[str, ...]:
-    """Return a note for each of the arguments that is in use and not planned.
+    """Return a note for each argument that is in use and not planned.
 
     Raises UsageError for refused arguments.
     """

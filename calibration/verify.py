@@ -98,9 +98,9 @@ def verify_limit(
 ) -> LimitCheck:
     """Run a plan's largest batch and slightly larger batches, until one is out of memory.
 
-    They are larger by 1 and, under an allocator cap, by a factor of 1.05. The runs end with the first run
-    that is out of memory. Sizes above `max_useful_batch` are left out. Without a cap, the result of the third
-    run would depend on the memory of other processes on the GPU. Raises as `verify` does.
+    They are larger by 1 and, under an allocator cap, by a factor of 1.05. Sizes above `max_useful_batch` are
+    left out. Without a cap, the result of the third run would depend on the memory of other processes on the
+    GPU. Raises as `verify` does.
     """
     largest = plan.search.largest
     batches = {largest, largest + 1}

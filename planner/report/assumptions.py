@@ -278,6 +278,6 @@ def _changed(config: AllocatorConfig) -> list[str]:
 
 
 def unknown_sentence(ops: tuple[str, ...]) -> str:
-    """Return a sentence that the scratch memory of the operators `ops` is not counted."""
+    """Return a sentence which says that the scratch memory of the operators `ops` is not counted."""
     shown = ", ".join(map(short_op, ops[:6])) + (f" and {len(ops) - 6} more" if len(ops) > 6 else "")
     return f"scratch memory is not counted for {shown}"

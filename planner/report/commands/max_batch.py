@@ -75,7 +75,7 @@ def _headline(plan: Plan) -> Lines:
 
 
 def none_text(least: str, failure: Estimate | None, *, smallest_trains: bool) -> str:
-    """Return a phrase that `least`, the smallest batch or size, does not fit at the confidence.
+    """Return a phrase on `least`, the smallest batch or size, which does not fit at the confidence.
 
     `least` is the batch or size as text. The phrase says that it likely fits, that it is not known whether it
     fits, or that it does not fit.

@@ -164,7 +164,7 @@ def page_data(
 ) -> dict[str, Any]:
     """Return the sizes, verdict texts, figures and batch curve that the page's script reads.
 
-    Sizes are in bytes.
+    Sizes outside of the figures are in bytes.
     """
     run = explanation.run
     figures = {

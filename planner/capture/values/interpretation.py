@@ -5,7 +5,6 @@ Operators run by shapes alone, or with values on the CPU.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from msgspec.structs import replace
 from torch import nn
@@ -16,24 +15,6 @@ from planner.capture.values.deterministic import construct_with_buffers, determi
 from planner.capture.values.interpreter import DataDependentError, ValueInterpreter
 from planner.capture.values.reads import ReadPolicy
 from planner.program import Fact, Trace
-
-
-class Interpretation(Protocol):
-    """The interface for running a capture's operators, by shapes alone or with values."""
-
-    @property
-    def has_values(self) -> bool:
-        """Return whether meta tensors have values that a model can read."""
-        ...
-
-    @contextmanager
-    def open_model(self, build: Callable[[], nn.Module]) -> Iterator[tuple[nn.Module, Run]]:
-        """Build a model, and yield it with the function that runs its operators."""
-        ...
-
-    def describe(self, trace: Trace) -> Trace:
-        """Return the trace with notes and facts about the values of the run."""
-        ...
 
 
 class Shapes:
@@ -91,3 +72,6 @@ class Values:
         return replace(
             trace, notes=(*trace.notes, *self._first_read.notes(values)), facts=trace.facts | facts
         )
+
+
+Interpretation = Shapes | Values

@@ -20,6 +20,7 @@ NCCL's kernels are loaded once for all communicators.
 """
 
 from collections.abc import Callable
+from operator import itemgetter
 from typing import NamedTuple
 
 from planner.program import TorchVersion
@@ -76,25 +77,13 @@ def nccl_of_torch(version: TorchVersion) -> tuple[int, int]:
 
 def communicator_mib(communicator: Communicator) -> Range:
     """Return the range of the size of one communicator's buffers, in MiB."""
-    return Range(*(_buffers(communicator, pick) for pick in (_low, _likely, _high)))
+    return Range(*(_buffers(communicator, itemgetter(place)) for place in range(3)))
 
 
 def nccl_mib(communicator: Communicator, count: int) -> Range:
     """Return the range of the memory of `count` equal communicators and of NCCL's kernels, in MiB."""
     each = communicator_mib(communicator)
     return Range(*(kernels + count * one for kernels, one in zip(KERNELS, each, strict=True)))
-
-
-def _low(size: Range) -> float:
-    return size.low
-
-
-def _likely(size: Range) -> float:
-    return size.likely
-
-
-def _high(size: Range) -> float:
-    return size.high
 
 
 def _buffers(communicator: Communicator, pick: Callable[[Range], float]) -> float:

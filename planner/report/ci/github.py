@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from planner.planning.check import CheckChange, CheckFailure, CheckRow, Comparison, Verdict
 from planner.report.ci.findings import Finding
-from planner.report.commands.check import change_text, module_text
-from planner.report.units import batch_text, mib_text, probability_text
+from planner.report.commands.check import texts_of_change, texts_of_row
 
 _COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
 _MARKS = {
@@ -45,7 +44,7 @@ def summary(
         lines += [
             "| job | batch | GPU | verdict | MiB | at most | of | P(out of memory) | largest batch |",
             "|---|--:|---|---|--:|--:|--:|--:|--:|",
-            *(_line(row) for row in rows),
+            *map(_verdict, rows),
             "",
         ]
         level = " and ".join(sorted({f"{row.estimate.budget.confidence:g}" for row in rows}))
@@ -68,34 +67,18 @@ def _comparison(comparison: Comparison) -> Iterator[str]:
 
 
 def _change(change: CheckChange, comparison: Comparison) -> str:
-    row, mark = change.row, "❌ " if change.exceeds(comparison.max_increase) else ""
-    cells = (
-        _cell(row.job.name),
-        f"{row.job.batch:,}",
-        _cell(row.place),
-        mib_text(change.before_bytes),
-        mib_text(row.estimate.process_bytes),
-        f"{mark}{change_text(change.change_bytes)}",
-        _cell(module_text(change)),
-    )
-    return f"| {' | '.join(cells)} |"
+    *others, size, module = texts_of_change(change)
+    mark = "❌ " if change.exceeds(comparison.max_increase) else ""
+    return _line([*others, f"{mark}{size}", module])
 
 
-def _line(row: CheckRow) -> str:
-    verdict, judgement = row.judgement.verdict, row.judgement
-    available, chance, largest = judgement.available_bytes, judgement.p_out_of_memory, row.largest_batch
-    cells = (
-        _cell(row.job.name),
-        f"{row.job.batch:,}",
-        _cell(row.place),
-        f"{_MARKS[verdict]} {verdict}",
-        mib_text(row.estimate.process_bytes),
-        mib_text(row.estimate.process_upper_bytes),
-        "" if available is None else mib_text(available),
-        "" if chance is None else probability_text(chance),
-        "" if largest is None else batch_text(largest),
-    )
-    return f"| {' | '.join(cells)} |"
+def _verdict(row: CheckRow) -> str:
+    job, batch, place, verdict, *others = texts_of_row(row)
+    return _line([job, batch, place, f"{_MARKS[row.judgement.verdict]} {verdict}", *others])
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(map(_cell, cells))} |"
 
 
 def _cell(text: str) -> str:

@@ -83,22 +83,29 @@ def _table(rows: Sequence[CheckRow]) -> Table:
         Column("P(OOM)", is_number=True, name="probability of running out of memory"),
         *([Column("largest", is_number=True, name="largest batch")] if searched else []),
     )
-    return Table(columns, tuple(tuple(_cells(row, searched)) for row in rows), indent=0)
+    return Table(columns, tuple(_cells(row, searched) for row in rows), indent=0)
 
 
-def _cells(row: CheckRow, searched: bool) -> Iterator[Cell | str]:
-    verdict, estimate = row.judgement.verdict, row.estimate
+def _cells(row: CheckRow, searched: bool) -> tuple[Cell | str, ...]:
+    job, batch, place, verdict, *sizes, largest = texts_of_row(row)
+    styled = Cell(verdict, STYLES[row.judgement.verdict])
+    return (job, batch, place, styled, *sizes, *([largest] if searched else []))
+
+
+def texts_of_row(row: CheckRow) -> list[str]:
+    """Return the texts of a verdict, in the order of the columns."""
     available, chance = row.judgement.available_bytes, row.judgement.p_out_of_memory
-    yield row.job.name
-    yield f"{row.job.batch:,}"
-    yield row.place
-    yield Cell(verdict, STYLES[verdict])
-    yield mib_text(estimate.process_bytes)
-    yield mib_text(estimate.process_upper_bytes)
-    yield "" if available is None else mib_text(available)
-    yield "" if chance is None else probability_text(chance)
-    if searched:
-        yield "" if row.largest_batch is None else batch_text(row.largest_batch)
+    return [
+        row.job.name,
+        f"{row.job.batch:,}",
+        row.place,
+        row.judgement.verdict,
+        mib_text(row.estimate.process_bytes),
+        mib_text(row.estimate.process_upper_bytes),
+        "" if available is None else mib_text(available),
+        "" if chance is None else probability_text(chance),
+        "" if row.largest_batch is None else batch_text(row.largest_batch),
+    ]
 
 
 def _comparison(comparison: Comparison) -> Iterator[Block]:
@@ -113,21 +120,29 @@ def _comparison(comparison: Comparison) -> Iterator[Block]:
     )
     yield Paragraph(f"Since {comparison.revision} ({comparison.commit})", "strong")
     if comparison.changes:
-        rows = tuple(tuple(_change_cells(change, comparison)) for change in comparison.changes)
+        rows = tuple(_change_cells(change, comparison) for change in comparison.changes)
         yield Table(columns, rows, indent=0)
     for name, why in comparison.missing:
         yield Paragraph(f"{name} was not planned then: {why}")
 
 
-def _change_cells(change: CheckChange, comparison: Comparison) -> Iterator[Cell | str]:
+def _change_cells(change: CheckChange, comparison: Comparison) -> tuple[Cell | str, ...]:
+    *others, size, module = texts_of_change(change)
+    return (*others, Cell(size, "bad" if change.exceeds(comparison.max_increase) else ""), module)
+
+
+def texts_of_change(change: CheckChange) -> list[str]:
+    """Return the texts of a change, in the order of the columns."""
     row = change.row
-    yield row.job.name
-    yield f"{row.job.batch:,}"
-    yield row.place
-    yield mib_text(change.before_bytes)
-    yield mib_text(row.estimate.process_bytes)
-    yield Cell(change_text(change.change_bytes), "bad" if change.exceeds(comparison.max_increase) else "")
-    yield module_text(change)
+    return [
+        row.job.name,
+        f"{row.job.batch:,}",
+        row.place,
+        mib_text(change.before_bytes),
+        mib_text(row.estimate.process_bytes),
+        change_text(change.change_bytes),
+        module_text(change),
+    ]
 
 
 def change_text(change_bytes: int) -> str:

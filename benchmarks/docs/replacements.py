@@ -2,8 +2,8 @@
 
     python -m benchmarks.docs.replacements
 
-Writes docs/replacements.md. A row is a call of `patched`, `all_patched` or `mock.patch.dict`, or a kernel
-registered with `library.impl`; the reason is the first sentence of the docstring around it.
+Writes docs/replacements.md. A row is a call of `patched`, `all_patched` or `mock.patch.dict`, or of
+`kernels_registered` or `library.impl`; the reason is the first sentence of the docstring around it.
 """
 
 import ast
@@ -27,6 +27,7 @@ a table in its file lists. `python -m benchmarks.docs.replacements` writes this 
 |---|---|---|---|
 """
 _PATCHING = ("patched", "all_patched")
+_REGISTERING = ("kernels_registered", "library.impl")
 _Scope = tuple[ast.FunctionDef | ast.ClassDef, ...]  # from the outermost to the innermost
 
 
@@ -54,7 +55,7 @@ def replacements_of(path: Path, folder: Path) -> Iterator[Replacement]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     file = path.relative_to(folder).as_posix()
     for scope, call in _calls(tree, ()):
-        if ast.unparse(call.func).endswith("library.impl"):
+        if ast.unparse(call.func).endswith(_REGISTERING):
             name = _operator_name(call)
         else:
             name = _patched_name(call, _modules(tree, scope))
@@ -67,7 +68,7 @@ def _calls(node: ast.AST, scope: _Scope) -> Iterator[tuple[_Scope, ast.Call]]:
     for one in ast.iter_child_nodes(node):
         if isinstance(one, ast.Call):
             text = ast.unparse(one.func)
-            if text in (*_PATCHING, "mock.patch.dict") or text.endswith("library.impl"):
+            if text in (*_PATCHING, "mock.patch.dict") or text.endswith(_REGISTERING):
                 yield scope, one
         is_scope = isinstance(one, ast.FunctionDef | ast.ClassDef)
         yield from _calls(one, (*scope, one) if is_scope else scope)

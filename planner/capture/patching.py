@@ -1,12 +1,15 @@
-"""Replace attributes of torch and libraries for a plan's threads.
+"""Replace attributes of torch and libraries for a plan's threads, and kernels of torch for all threads.
 
-An attribute is replaced inside a context.
+They are replaced inside a context.
 """
 
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest import mock
+
+import torch
 
 from planner.capture.cuda.threads import restrict_to_plan
 
@@ -31,3 +34,17 @@ def all_patched(holder: Any, attributes: Mapping[str, Any], *, create: bool = Fa
         for name, new in attributes.items():
             stack.enter_context(patched(holder, name, new, create=create))
         yield
+
+
+@contextmanager
+def kernels_registered(kernels: Mapping[str, Callable[..., Any]], key: str) -> Iterator[None]:
+    """Register kernels of torch's operators at a dispatch key inside the context."""
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a kernel is overridden, which is the purpose
+            for name, kernel in kernels.items():
+                library.impl(name, kernel, key)  # type: ignore[no-untyped-call]
+        yield
+    finally:
+        library._destroy()  # type: ignore[no-untyped-call]

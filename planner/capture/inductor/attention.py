@@ -4,25 +4,13 @@ The fake tensors are of torch's compiler. `scaled_dot_product_attention` selects
 which builds of torch without CUDA lack (`_fused_sdp_choice`, ATen/native/transformers/attention.cpp).
 """
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import torch
+from contextlib import AbstractContextManager
 
 from planner.capture.cuda.operators import attention
+from planner.capture.patching import kernels_registered
 from planner.program import Target
 
 
-@contextmanager
-def attention_of(target: Target) -> Iterator[None]:
+def attention_of(target: Target) -> AbstractContextManager[None]:
     """Make attention on fake CUDA tensors select its backend as on the GPU `target` inside the context."""
-    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about overridden kernels
-            for name, kernel in attention.kernels(target.capability, target.torch).items():
-                library.impl(name, kernel, "AutogradCUDA")  # type: ignore[no-untyped-call]
-        yield
-    finally:
-        library._destroy()  # type: ignore[no-untyped-call]
+    return kernels_registered(attention.kernels(target.capability, target.torch), "AutogradCUDA")

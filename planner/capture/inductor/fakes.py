@@ -9,7 +9,7 @@ again.
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
-from planner.capture.patching import patched
+from planner.capture.patching import kernels_registered, patched
 
 GPU = torch.device("cuda", 0)
 META = torch.device("meta")
@@ -40,21 +40,18 @@ def fakes_on_gpu() -> Iterator[None]:
             stack.enter_context(patched(holder, name, new, create=True))
         handlers = {torch.ops.prim.device.default: lambda args: _in_c(args[0].fake_device)}
         stack.enter_context(mock.patch.dict(fake_tensor._DISPATCH_META_HANDLERS, handlers))
-        stack.callback(_register_cuda_kernels()._destroy)
+        stack.enter_context(_composites_kept())
         yield
 
 
-def _register_cuda_kernels() -> torch.library.Library:
+def _composites_kept() -> AbstractContextManager[None]:
     """Register CUDA kernels, which are never called, to keep autograd from decomposing their operators.
 
     If a device has no kernel for an operator, the dispatcher uses the composite kernel at its autograd key
     (ATen/core/dispatch/OperatorEntry.cpp, computeDispatchTableEntryWithDebug). AOTAutograd also queries
     the dispatcher about decompositions (torch/utils/_python_dispatch.py, autograd_would_have_decomposed).
     """
-    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    for name in COMPOSITE_WITH_CUDA_KERNEL:
-        library.impl(name, _never, "CUDA")  # type: ignore[no-untyped-call]
-    return library
+    return kernels_registered(dict.fromkeys(COMPOSITE_WITH_CUDA_KERNEL, _never), "CUDA")
 
 
 def _never(*arguments: Any, **options: Any) -> Any:

@@ -10,12 +10,9 @@ kernels of CUDA's autocast, registered at the key `AutocastCUDA`.
 import pkgutil
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
-
-import torch
 
 from planner.capture.cuda.autocast import mode as autocast, rnn as autocast_rnn
 from planner.capture.cuda.operators import (
@@ -30,7 +27,7 @@ from planner.capture.cuda.operators import (
 )
 from planner.capture.cuda.optimizers import implementations as optimizers
 from planner.capture.meta_kernels.cuda_layouts import MISSING
-from planner.capture.patching import patched
+from planner.capture.patching import kernels_registered, patched
 from planner.program import NEWEST_TORCH, TorchVersion
 
 _OPEN = threading.Lock()
@@ -61,7 +58,8 @@ def cuda_semantics(capability: tuple[int, int], version: TorchVersion = NEWEST_T
             _open(stack, capability, version, casts)
 
     try:
-        with _autocast_kernels(casts), stack:
+        kernels = autocast.kernels(casts) | autocast_rnn.kernels(casts)
+        with kernels_registered(kernels, "AutocastCUDA"), stack:
             _open(stack, capability, version, casts)
             yield suspended
     finally:
@@ -73,31 +71,12 @@ def has_cuda_semantics() -> bool:
     return _OPEN.locked()
 
 
-@contextmanager
-def _autocast_kernels(casts: autocast.CastCache) -> Iterator[None]:
-    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for name, kernel in (autocast.kernels(casts) | autocast_rnn.kernels(casts)).items():
-                library.impl(name, kernel, "AutocastCUDA")  # type: ignore[no-untyped-call]
-        yield
-    finally:
-        library._destroy()  # type: ignore[no-untyped-call]
-
-
 def _open(
     stack: ExitStack, capability: tuple[int, int], version: TorchVersion, casts: autocast.CastCache
 ) -> None:
     """Register CUDA's kernels and replace torch's functions until the stack closes."""
-    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    stack.callback(library._destroy)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a kernel is overridden, which is the purpose
-        for name, kernel in _kernels(capability, version).items():
-            library.impl(name, kernel, "AutogradMeta")  # type: ignore[no-untyped-call]
-        for name, kernel in MISSING.items():
-            library.impl(name, kernel, "Meta")  # type: ignore[no-untyped-call]
+    stack.enter_context(kernels_registered(_kernels(capability, version), "AutogradMeta"))
+    stack.enter_context(kernels_registered(MISSING, "Meta"))
     indexing = (*assignment.patches(), *slicing.patches(version))
     others = (*autocast.patches(casts.clear), *second_order.patches(), *rnn.patches())
     patches = (*_device_lists(), *indexing, *others)

@@ -4,7 +4,7 @@ import importlib
 import inspect
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -69,12 +69,12 @@ _TALKATIVE = (
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Silence libraries' log messages below level ERROR inside the context.
+def quiet(names: Iterable[str] = _TALKATIVE) -> Iterator[None]:
+    """Silence log messages below level ERROR inside the context.
 
-    The libraries provide models and kernels.
+    `names` are the loggers, by default those of libraries that provide models and kernels.
     """
-    loggers = [logging.getLogger(name) for name in _TALKATIVE]
+    loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)

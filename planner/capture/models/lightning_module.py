@@ -6,7 +6,6 @@ code which reads the trainer or steps optimizers by hand works unchanged. Facts 
 
 import importlib
 import inspect
-import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
+from planner.capture.models.libraries import quiet
 from planner.capture.models.user_code.step import StepModule, unpacks_one
 from planner.errors import ModelError
 from planner.jobs import Job, Loss, Mode, kind_text
@@ -121,14 +121,6 @@ def _silent() -> Iterator[None]:
 
     Log messages of level ERROR are kept.
     """
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
-    levels = [one.level for one in loggers]
-    for one in loggers:
-        one.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for one, level in zip(loggers, levels, strict=True):
-            one.setLevel(level)
+    with quiet(_LOGGERS), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

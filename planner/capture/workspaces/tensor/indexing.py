@@ -277,20 +277,13 @@ def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def _masked_select(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of `masked_select`: the indices of the mask's true elements, then the output.
+    """Return the ops of `masked_select`, which indexes by the mask.
 
+    `masked_scatter_backward` is taken to have the same ops. All selected elements are assumed to have been
+    scattered; torch pads the others (masked_scatter_backward, ATen/native/TensorAdvancedIndexing.cpp).
     Source: masked_select_out_cuda_impl, ATen/native/cuda/IndexKernel.cpp.
     """
     return (*true_elements_ops(args[1], target, Hold(8 * args[1].dim() * out.numel())), Outputs())
-
-
-def _masked_scatter_backward(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of `masked_scatter_backward`, taken to be the same as for `masked_select`.
-
-    All selected elements are assumed to have been scattered; torch pads the others (masked_scatter_backward,
-    ATen/native/TensorAdvancedIndexing.cpp).
-    """
-    return _masked_select(args, out, target)
 
 
 def _roll(args: Args, out: Tensor, target: Target) -> Ops:
@@ -335,7 +328,7 @@ def _scan_bytes(many: int) -> int:
 RULES: dict[str, Rule] = {
     "index.Tensor _unsafe_index.Tensor": _index,
     "masked_select": _masked_select,
-    "masked_scatter_backward": _masked_scatter_backward,
+    "masked_scatter_backward": _masked_select,
     "masked_scatter masked_scatter_": _masked_scatter,
     "roll": _roll,
     "embedding_dense_backward": _embedding_backward,

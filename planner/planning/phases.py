@@ -87,10 +87,10 @@ def job_phases(job: Job, trace: Trace, run: Replay, limits: MemoryLimits) -> tup
 
 def saved_blocks(trace: Trace) -> list[Alloc]:
     """Return the blocks of weights, buffers and optimizer state that are alive at the end of a trace."""
-    return _alive(trace.events, (Category.PARAMETER, Category.OPTIMIZER))
+    return alive_blocks(trace.events, (Category.PARAMETER, Category.OPTIMIZER))
 
 
-def _alive(events: Iterable[Event], categories: Container[Category]) -> list[Alloc]:
+def alive_blocks(events: Iterable[Event], categories: Container[Category]) -> list[Alloc]:
     """Return the blocks of `categories` that are still allocated after all events."""
     alive: dict[int, Alloc] = {}
     for event in events:
@@ -134,7 +134,7 @@ def _resume_trained(trace: Trace) -> Iterable[Event]:
     state is allocated on the GPU.
     """
     begin, _ = _first_update(trace)
-    weights = _alive(trace.events[:begin], (Category.GRADIENT,))
+    weights = alive_blocks(trace.events[:begin], (Category.GRADIENT,))
     return _load([*(() if Fact.WEIGHTS_FROM_HOST in trace.facts else weights), *_states(trace)])
 
 
@@ -157,7 +157,7 @@ def _resume_shards(trace: Trace) -> Iterable[Event]:
     step = [event for event in trace.events[begin:end] if not isinstance(event, PhaseStart)]
     made = {event.block for event in step if isinstance(event, Alloc)}
     step = [event for event in step if event.block in made]
-    left_bytes = sum(block.size_bytes for block in _alive(trace.events[:begin], (Category.GRADIENT,)))
+    left_bytes = sum(block.size_bytes for block in alive_blocks(trace.events[:begin], (Category.GRADIENT,)))
     zeros: list[Event] = []
     for event in setup_events(trace):
         if isinstance(event, Alloc) and event.category is Category.PARAMETER and left_bytes > 0:
@@ -168,7 +168,7 @@ def _resume_shards(trace: Trace) -> Iterable[Event]:
 
 def _states(trace: Trace) -> list[Alloc]:
     """Return the blocks of optimizer state that are alive at the end of a trace."""
-    return _alive(trace.events, (Category.OPTIMIZER,))
+    return alive_blocks(trace.events, (Category.OPTIMIZER,))
 
 
 def _load(blocks: Iterable[Alloc]) -> Iterable[Event]:

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from planner.planning.clusters.splits import Split
-from planner.program import Alloc, Category, Free, Trace
+from planner.planning.phases import alive_blocks
+from planner.program import Category, Trace
 
 _OWN = 0.9  # share of a rank's shards that counts; the rest may be padding
 _STATES = (Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER)
@@ -28,13 +29,7 @@ class TracedSplit(Struct, frozen=True):
 
 def state_bytes_of(trace: Trace) -> int:
     """Return the bytes of weights, gradients and optimizer state that are allocated at the end of a trace."""
-    left: dict[int, int] = {}
-    for event in trace.events:
-        if isinstance(event, Alloc) and event.category in _STATES:
-            left[event.block] = event.size_bytes
-        elif isinstance(event, Free):
-            left.pop(event.block, None)
-    return sum(left.values())
+    return sum(block.size_bytes for block in alive_blocks(trace.events, _STATES))
 
 
 def least_bytes(split: Split, traced: list[TracedSplit]) -> int:

@@ -36,6 +36,11 @@ def all_patched(holder: Any, attributes: Mapping[str, Any], *, create: bool = Fa
         yield
 
 
+def always(value: Any) -> Any:
+    """Return a function that returns `value` for any arguments."""
+    return lambda *_, **__: value
+
+
 @contextmanager
 def kernels_registered(kernels: Mapping[str, Callable[..., Any]], key: str) -> Iterator[None]:
     """Register kernels of torch's operators at a dispatch key inside the context."""

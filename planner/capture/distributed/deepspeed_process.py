@@ -25,7 +25,7 @@ from planner.capture.cuda.devices.queries import Handle, Stream
 from planner.capture.cuda.streams import DEFAULT_STREAM
 from planner.capture.cuda.threads import caller_frame
 from planner.capture.distributed.process_group import process_group
-from planner.capture.patching import patched
+from planner.capture.patching import always, patched
 from planner.errors import UsageError
 from planner.hardware import GPUS_OF_A_NODE
 
@@ -201,7 +201,7 @@ def make_accelerator(placement: Placement) -> Any:
     }
     methods: dict[str, Any] = {
         "__init__": build,
-        **{name: _always(value) for name, value in answers.items()},
+        **{name: always(value) for name, value in answers.items()},
         "empty_cache": lambda self: placement.on_empty_cache(),
         "Stream": lambda self, *_, priority=0, **__: Stream(streams, streams.make(priority)),
         "stream": lambda self, stream: stream,
@@ -213,7 +213,3 @@ def make_accelerator(placement: Placement) -> Any:
         "on_accelerator": lambda self, tensor: tensor.is_meta and tensor not in placement.host,
     }
     return type("PlannedAccelerator", (base,), methods)()
-
-
-def _always(value: Any) -> Callable[..., Any]:
-    return lambda *_, **__: value

@@ -17,7 +17,7 @@ from torch._inductor import cudagraph_trees as trees
 from torch.utils._python_dispatch import _disable_current_modes
 
 from planner.capture.inductor.timing_memory import GpuMemory
-from planner.capture.patching import patched
+from planner.capture.patching import always, patched
 from planner.errors import ModelError
 
 _POOL = (0, 1)  # handle of the private pool
@@ -93,7 +93,7 @@ class CudaGraphs:
             yield
 
     def _replaced(self) -> Iterator[tuple[Any, str, Any]]:
-        nothing = _returning(None)
+        nothing = always(None)
         recorder, addresses = self._memory.recorder, self._addresses
         yield trees, "_use_cuda_memory_pool_manager", self._pool
         yield trees, "_update_current_stream_external_object", nullcontext
@@ -102,7 +102,7 @@ class CudaGraphs:
             yield torch.cuda, name, nothing
         yield torch.cuda, "Stream", _Stream
         yield torch.cuda, "device", lambda device: nullcontext()
-        yield torch.cuda, "graph_pool_handle", _returning(_POOL)
+        yield torch.cuda, "graph_pool_handle", always(_POOL)
         yield torch.cuda, "CUDAGraph", lambda: _Graph(self._memory)
         yield torch.cuda, "graph", self._capture
         for name in (
@@ -111,7 +111,7 @@ class CudaGraphs:
             "_set_storage_data_ptr_access_error_msg",
         ):  # fmt: skip
             yield torch._C, name, nothing
-        yield torch._C, "_cuda_checkPoolLiveAllocations", _returning(True)
+        yield torch._C, "_cuda_checkPoolLiveAllocations", always(True)
         yield torch._C, "_cuda_setCheckpointPoolState", _refuse
         yield torch._C, "_cuda_clearCublasWorkspaces", recorder.clear_cublas_workspaces
         yield torch._C, "_free_And_Remove_DeleterFn", self._free
@@ -178,10 +178,6 @@ class _Graph:
 
     def register_generator_state(self, generator: Any) -> None:
         """Do nothing, since `begin` allocates the state."""
-
-
-def _returning(value: Any) -> Any:
-    return lambda *_, **__: value
 
 
 def _are_at(tensors: Sequence[Any], addresses: Sequence[int | None], places: Sequence[int]) -> bool:

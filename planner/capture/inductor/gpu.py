@@ -17,7 +17,7 @@ from torch._inductor.kernel import mm
 from torch._inductor.runtime import hints
 
 from planner.capture.inductor.convolutions import backend_memory_format
-from planner.capture.patching import patched
+from planner.capture.patching import always, patched
 from planner.hardware.cudnn import describe_for_cudnn
 from planner.program import Target
 
@@ -82,10 +82,10 @@ def gpu_of_inductor(target: Target) -> Iterator[None]:
         answers.append((interface.CudaInterface, name, value))
     with ExitStack() as stack:
         for holder, name, value in answers:
-            answer = _always(value)
+            answer = always(value)
             method = staticmethod(answer) if isinstance(holder, type) else answer
             stack.enter_context(patched(holder, name, method))
-        stack.enter_context(patched(torch._C, "_select_conv_backend", _always("cudnn")))
+        stack.enter_context(patched(torch._C, "_select_conv_backend", always("cudnn")))
         stack.enter_context(patched(torch._C, "_conv_determine_backend_memory_format", backend_memory_format))
         _clear_caches()
         stack.callback(_clear_caches)
@@ -95,10 +95,6 @@ def gpu_of_inductor(target: Target) -> Iterator[None]:
 def _clear_caches() -> None:
     for cache in _CACHES:
         cache.cache_clear()
-
-
-def _always(value: Any) -> Any:
-    return lambda *_, **__: value
 
 
 def _where_imported(name: str, value: Any) -> Iterator[tuple[Any, str, Any]]:

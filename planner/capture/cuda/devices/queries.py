@@ -17,6 +17,7 @@ from planner.capture.cuda.callers import caches_answers, is_of_torch
 from planner.capture.cuda.names import Replacement
 from planner.capture.cuda.streams import DEFAULT_STREAM, Streams
 from planner.capture.cuda.threads import caller_frame
+from planner.capture.patching import always
 
 Remark = Callable[[str], None]
 
@@ -169,14 +170,14 @@ def replacements(
     yield torch, "Stream", _type_for_users(torch, "Stream", make)
     for name, construct in of_types.items():
         yield torch.cuda, name, _type_for_users(torch.cuda, name, construct)
-    accelerator = _for_users(torch.accelerator.current_accelerator, _always(torch.device("cuda")))
+    accelerator = _for_users(torch.accelerator.current_accelerator, always(torch.device("cuda")))
     yield torch.accelerator, "current_accelerator", accelerator
     for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
-        yield torch.cuda.nvtx, name, _always(0)
-    profiler = SimpleNamespace(cudaProfilerStart=_always(0), cudaProfilerStop=_always(0))
-    yield torch.cuda, "cudart", _for_users(torch.cuda.cudart, _always(profiler))
+        yield torch.cuda.nvtx, name, always(0)
+    profiler = SimpleNamespace(cudaProfilerStart=always(0), cudaProfilerStop=always(0))
+    yield torch.cuda, "cudart", _for_users(torch.cuda.cudart, always(profiler))
     for name in ("start", "stop"):
-        yield torch.cuda.profiler, name, _always(None)
+        yield torch.cuda.profiler, name, always(None)
     fork = torch.random.fork_rng
 
     @functools.wraps(fork)
@@ -220,8 +221,8 @@ def _answers(
 
     return {
         "empty_cache": empty_cache,
-        **{name: _always(value) for name, value in _CONSTANTS.items()},
-        **dict.fromkeys(_WITHOUT_EFFECT, _always(None)),
+        **{name: always(value) for name, value in _CONSTANTS.items()},
+        **dict.fromkeys(_WITHOUT_EFFECT, always(None)),
         **{name: of_memory(name, value) for name, value in _MEMORY.items()},
         "get_device_name": named,
         "get_device_capability": lambda *_, **__: capability(),
@@ -230,10 +231,6 @@ def _answers(
         "get_rng_state_all": lambda *_, **__: [torch.zeros(16, dtype=torch.uint8)],
         "set_per_process_memory_fraction": fraction,
     }
-
-
-def _always(value: Any) -> Callable[..., Any]:
-    return lambda *_, **__: value
 
 
 def _for_users(

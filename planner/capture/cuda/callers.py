@@ -29,7 +29,8 @@ _INSTALLED = (_PATHS["stdlib"], _PATHS["platstdlib"], str(Path(__file__).resolve
 _OF_ONE_RUN = ("transformers.training_args", "transformers.cache_utils", "torch.cuda.graphs")
 
 
-def _root_of(frame: FrameType) -> str:
+def package_of(frame: FrameType) -> str:
+    """Return the name of the top-level package whose code a frame runs."""
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
@@ -39,7 +40,7 @@ def _function_of(frame: FrameType) -> tuple[str, str]:
 
 def is_of_torch(frame: FrameType) -> bool:
     """Return whether a frame runs Python code of torch or the planner, except modules in `_OF_ONE_RUN`."""
-    return _root_of(frame) in _TORCH and frame.f_globals.get("__name__") not in _OF_ONE_RUN
+    return package_of(frame) in _TORCH and frame.f_globals.get("__name__") not in _OF_ONE_RUN
 
 
 def moves_tensors(frame: FrameType) -> bool:
@@ -69,7 +70,7 @@ def caches_answers(frame: FrameType) -> bool:
 
 def is_of_library(frame: FrameType) -> bool:
     """Return whether a frame runs code of torch, the planner or a library in `_CACHING`."""
-    return _root_of(frame) in _CACHING
+    return package_of(frame) in _CACHING
 
 
 def line_of_caller(is_left_out: Callable[[FrameType], bool] = is_of_library) -> str:

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from planner.capture.cuda.callers import package_of
 from planner.capture.patching import all_patched, patched
 
 _NAME = "triton"
@@ -141,7 +142,7 @@ def _asks() -> bool:
     """
     frame: Any = sys._getframe(2)
     while frame is not None:
-        name = frame.f_globals.get("__name__", "").partition(".")[0]
+        name = package_of(frame)
         if name not in ("importlib", __name__.partition(".")[0]):
             return name in _ASKS
         frame = frame.f_back

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import copy
-from types import FrameType, ModuleType, SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from planner.capture.cuda.callers import package_of
 from planner.capture.cuda.devices.host_tensors import Side
 from planner.capture.cuda.devices.placement import Placement
 from planner.capture.cuda.devices.queries import Handle, Stream
@@ -88,10 +89,6 @@ def import_deepspeed() -> None:
     importlib.import_module("deepspeed.compile.backend")  # each engine does; it imports torch's compiler
 
 
-def _is_of_deepspeed(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "deepspeed"
-
-
 def _making(plain: Callable[..., Tensor], placement: Placement) -> Callable[..., Tensor]:
     """Return a version of `plain`, such as `torch.empty`, that makes DeepSpeed's CPU tensors on meta.
 
@@ -102,7 +99,7 @@ def _making(plain: Callable[..., Tensor], placement: Placement) -> Callable[...,
     @functools.wraps(plain)
     def make(*args: Any, **kwargs: Any) -> Tensor:
         device = kwargs.get("device")
-        if device is None or not _is_of_deepspeed(caller_frame()):
+        if device is None or package_of(caller_frame()) != "deepspeed":
             return plain(*args, **kwargs)
         if torch.device(device).type not in ("cpu", "meta"):
             return plain(*args, **kwargs)
@@ -123,7 +120,7 @@ def _reads() -> dict[str, Callable[[Tensor], Any]]:
 
     def answering(plain: Callable[[Tensor], Any], answer: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
         def read(tensor: Tensor) -> Any:
-            is_asked = tensor.is_meta and _is_of_deepspeed(caller_frame())
+            is_asked = tensor.is_meta and package_of(caller_frame()) == "deepspeed"
             return answer(tensor) if is_asked else plain(tensor)
 
         return read

@@ -9,12 +9,12 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import FrameType
 from typing import Any
 from unittest import mock
 
 from torch import Tensor, distributed
 
+from planner.capture.cuda.callers import package_of
 from planner.capture.cuda.checkpoints import sharded
 from planner.capture.cuda.devices.placement import Placement
 from planner.capture.cuda.names import Names, Replacement
@@ -100,15 +100,11 @@ def _address(plain: Callable[[Tensor], int]) -> Callable[[Tensor], int]:
 
     @functools.wraps(plain)
     def data_ptr(tensor: Tensor) -> int:
-        if not tensor.is_meta or not _is_of_accelerate(caller_frame()):
+        if not tensor.is_meta or package_of(caller_frame()) != "accelerate":
             return plain(tensor)
         return int(tensor.untyped_storage()._cdata)
 
     return data_ptr
-
-
-def _is_of_accelerate(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "accelerate"
 
 
 def _without_effect(plain: Callable[..., None]) -> Callable[..., None]:

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel, distributed as data_paral
 
 from planner.capture.cuda.devices.placement import put_off_until_recorded
 from planner.capture.cuda.names import Replacement
+from planner.capture.distributed.point_to_point import in_both
 from planner.errors import UsageError
 
 _REFUSED = ("mixed_precision", "delay_all_reduce_named_params")
@@ -80,15 +81,8 @@ class _Reducing:
 
 def replacements() -> Iterator[Replacement]:
     """Yield replacements with which DistributedDataParallel and all-reduce work on meta tensors."""
-    reducing = _Reducing()
-
-    @functools.wraps(c10d.all_reduce)
-    def all_reduce(*args: Any, **kwargs: Any) -> Reduction | None:
-        return reducing.all_reduce(*args, **kwargs)
-
-    model = DistributedDataParallel
-    for holder in (c10d, distributed):
-        yield holder, "all_reduce", all_reduce
+    reducing, model = _Reducing(), DistributedDataParallel
+    yield from in_both("all_reduce", lambda _, *args, **kwargs: reducing.all_reduce(*args, **kwargs))
     yield data_parallel, "_verify_param_shape_across_processes", lambda *_, **__: True
     # It warns on standard error that meta tensors are not timed.
     yield torch._C._distributed_c10d.Logger, "set_runtime_stats_and_log", lambda logger: None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
@@ -40,8 +39,6 @@ class ScriptLogger:
     def _attach(self) -> list[str]:
         """Register hooks, and return the parts of training that cannot be recorded with this torch."""
         missing = []
-        # torch.compile warns that hooks also run for its wrapper of a compiled module
-        warnings.filterwarnings("ignore", r"Using `torch.compile\(module\)` when there are global hooks")
         modules = import_module("torch.nn.modules.module")
         modules.register_module_forward_pre_hook(self._enter)
         modules.register_module_forward_hook(self._leave, always_call=True)

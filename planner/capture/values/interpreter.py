@@ -10,6 +10,7 @@ alone. The generator starts from the same seed each time.
 
 import weakref
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -100,7 +101,6 @@ class ValueInterpreter:
         self._reused_results = self._guessed = False
         self._values: dict[int, StorageValue] = {}  # by identity of the storage
         self._storages: dict[int, weakref.ref[Any]] = {}
-        self._randomized: dict[Any, bool] = {}  # by operator
         for real, like in known:
             storage = real.detach().clone(memory_format=torch.contiguous_format).untyped_storage()
             self._set_value(like, StorageValue(storage.nbytes(), real.dtype, None, storage))
@@ -118,7 +118,7 @@ class ValueInterpreter:
             read = self.run(aten._to_copy.default, (args[1],), {"device": _CPU}, phase)
             return func(args[0], read, *args[2:], **kwargs)
         views, named = map_leaves(self._view, (args, kwargs))
-        op = DeferredOp(func, views, named, self._is_randomized(func))
+        op = DeferredOp(func, views, named, _is_randomized(func))
         try:
             out = self._run_meta(func, args, kwargs, phase)
         except Exception as error:
@@ -149,13 +149,6 @@ class ValueInterpreter:
             more = f" and {len(lines) - MOST_LINES} others" if len(lines) > MOST_LINES else ""
             notes.append(f"values are read at {', '.join(lines[:MOST_LINES])}{more}")
         return tuple(notes)
-
-    def _is_randomized(self, func: Any) -> bool:
-        is_randomized = self._randomized.get(func)
-        if is_randomized is None:
-            name = func._schema.name
-            is_randomized = self._randomized[func] = any(part in name for part in RANDOMIZED_OPS)
-        return is_randomized
 
     # ---- deferred values
 
@@ -336,6 +329,11 @@ def _source(inputs: list[StorageValue]) -> str:
     """Return the name of the deferred operator that makes a read's only input, or "" if there is none."""
     op = inputs[0].made_by if len(inputs) == 1 else None
     return "" if op is None else str(op.func._schema.name)
+
+
+@cache
+def _is_randomized(func: Any) -> bool:
+    return any(part in func._schema.name for part in RANDOMIZED_OPS)
 
 
 def _is_on_meta(leaf: Any) -> bool:

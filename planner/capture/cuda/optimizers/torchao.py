@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from planner.capture.cuda.devices.moves import pinned_like
 from planner.capture.cuda.optimizers.outside_memory import OutsideMemory
 from planner.capture.patching import all_patched, patched
+from planner.capture.wrapped import parts
 from planner.errors import UsageError
 
 _GLOBAL_HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
@@ -203,10 +204,5 @@ def _state_bytes(parameter: Tensor, kind: Any, options: dict[str, Any]) -> int:
         copy.grad = torch.empty_like(copy)
         optimizer = kind([copy], **options)
         optimizer.step()
-    return sum(_bytes_of(value) for state in optimizer.state.values() for value in state.values())
-
-
-def _bytes_of(value: Any) -> int:
-    if hasattr(value, "__tensor_flatten__"):
-        return sum(_bytes_of(getattr(value, name)) for name in value.__tensor_flatten__()[0])
-    return value.nbytes if isinstance(value, Tensor) else 0
+    values = (value for state in optimizer.state.values() for value in state.values())
+    return sum(part.nbytes for value in values if isinstance(value, Tensor) for part in parts(value))

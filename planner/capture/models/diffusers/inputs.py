@@ -224,11 +224,6 @@ def _sd3(config: Config) -> Sample:
     return Sample(inputs)
 
 
-def _sd3_controlnet(config: Config) -> Sample:
-    inputs = _sd3(config).inputs
-    return Sample(inputs | {"controlnet_cond": inputs["hidden_states"]}, None)
-
-
 def _flux(config: Config) -> Sample:
     """Return Flux's inputs for an image and a text.
 
@@ -247,9 +242,8 @@ def _flux(config: Config) -> Sample:
     return Sample(inputs, 1)
 
 
-def _flux_controlnet(config: Config) -> Sample:
-    inputs = _flux(config).inputs
-    return Sample(inputs | {"controlnet_cond": inputs["hidden_states"]}, None)
+def _controlled(sample: Sample) -> Sample:
+    return Sample(sample.inputs | {"controlnet_cond": sample.inputs["hidden_states"]}, None)
 
 
 def _chroma(config: Config) -> Sample:
@@ -346,9 +340,9 @@ _SAMPLES: Mapping[str, Callable[[Config], Sample]] = {
     "DiTTransformer2DModel": _dit,
     "PixArtTransformer2DModel": _pixart,
     "SD3Transformer2DModel": _sd3,
-    "SD3ControlNetModel": _sd3_controlnet,
+    "SD3ControlNetModel": lambda config: _controlled(_sd3(config)),
     "FluxTransformer2DModel": _flux,
-    "FluxControlNetModel": _flux_controlnet,
+    "FluxControlNetModel": lambda config: _controlled(_flux(config)),
     "ChromaTransformer2DModel": _chroma,
     "QwenImageTransformer2DModel": _qwen_image,
     "SanaTransformer2DModel": _masked(_captioned(300, "caption_channels", 32)),

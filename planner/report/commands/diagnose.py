@@ -9,7 +9,7 @@ from typing import Any
 from planner.planning.diagnosis import Cause, Diagnosis, GpusServing, Help, retries_text
 from planner.report.document import Block, Bullets, Column, Document, Entry, Headline, Table
 from planner.report.result import Report
-from planner.report.units import SCHEMA, mib, mib_text
+from planner.report.units import SCHEMA, attributes, mib, mib_text
 
 _MOST_NAMES = 4
 _CAUSES = {
@@ -118,11 +118,7 @@ def diagnosis_to_json(diagnosis: Diagnosis, seconds: float, advice: Report | Non
         "source": diagnosis.source,
         "cause": diagnosis.cause,
         "reason": diagnosis.reason,
-        "requested_mib": _mib(diagnosis.requested_bytes),
-        "allocated_mib": _mib(diagnosis.allocated_bytes),
-        "reserved_mib": _mib(diagnosis.reserved_bytes),
-        "total_mib": _mib(diagnosis.total_bytes),
-        "is_of_host": diagnosis.is_of_host,
+        **attributes(diagnosis, "requested_mib", "allocated_mib", "reserved_mib", "total_mib", "is_of_host"),
         "site": {"line": diagnosis.site.line, "operator": diagnosis.site.operator},
         "grown_by": diagnosis.grown_by.line,
         "live": [
@@ -138,7 +134,7 @@ def diagnosis_to_json(diagnosis: Diagnosis, seconds: float, advice: Report | Non
             {
                 "setting": one.setting,
                 "fits": one.fits,
-                "peak_reserved_mib": _mib(one.reserved_bytes),
+                "peak_reserved_mib": None if one.reserved_bytes is None else mib(one.reserved_bytes),
                 "reason": one.reason,
             }
             for one in diagnosis.would_help
@@ -157,7 +153,3 @@ def _gpus_to_json(found: GpusServing) -> dict[str, Any]:
         "retries": found.retries,
         "too_small": found.too_small,
     }
-
-
-def _mib(size_bytes: int | None) -> float | None:
-    return None if size_bytes is None else mib(size_bytes)

@@ -41,35 +41,28 @@ class ProgramSource:
     _built: set[Capability] = field(default_factory=set)
     _failures: dict[tuple[int, Target], ModelError] = field(default_factory=dict)
     _bounds: dict[int, LowerBound] = field(default_factory=dict)  # by the program's structure
-    _last: tuple[tuple[int, Target], tuple[Program, KernelWorkspaces]] | None = None  # last result of `_find`
+    _last: tuple[tuple[int, Target], tuple[Program, KernelWorkspaces]] | None = None  # the last result
 
     def trace(self, batch: int, target: Target) -> Trace:
         """Return the trace at a batch size, captured if no program covers it.
 
         Raises the errors of a capture.
         """
-        program, workspaces = self._find(batch, target)
+        program, workspaces = self.specialized(batch, target)
         trace = program.instantiate(batch, workspaces)
         trace = replace(trace, notes=(*trace.notes, note_on_torch(program.torch)))
         if self.convolutions is None or not has_convolutions(program):
             return trace
         return name_source(trace, self.convolutions, target)
 
-    def specialized(self, batch: int, target: Target) -> tuple[Program, KernelWorkspaces]:
-        """Return the program and the kernels' workspaces for a batch size, captured if no program covers it.
-
-        Raises the errors of a capture.
-        """
-        return self._find(batch, target)
-
     def traced_notes(self, batch: int, target: Target) -> tuple[str, ...]:
         """Return the notes of the trace at a batch size, except notes on convolution workspaces."""
-        program, _ = self._find(batch, target)
+        program, _ = self.specialized(batch, target)
         return (*program.notes, note_on_torch(program.torch))
 
     def key(self, batch: int, target: Target) -> Hashable:
         """Return a key of the trace at `batch`: targets with equal keys have traces with equal events."""
-        program, workspaces = self._find(batch, target)
+        program, workspaces = self.specialized(batch, target)
         return program.structure, workspaces
 
     def bound(self, target: Target) -> LowerBound | None:
@@ -102,7 +95,7 @@ class ProgramSource:
 
         Raises the errors of a capture.
         """
-        return self._find(batch, target)[0]
+        return self.specialized(batch, target)[0]
 
     def enumerate_variants(self, program: Program, target: Target) -> None:
         """Evaluate a program's workspace rules at sample batch sizes, so that the program can be saved.
@@ -112,7 +105,11 @@ class ProgramSource:
         if self._builder is not None:
             self._builder.enumerate_variants(program, target)
 
-    def _find(self, batch: int, target: Target) -> tuple[Program, KernelWorkspaces]:
+    def specialized(self, batch: int, target: Target) -> tuple[Program, KernelWorkspaces]:
+        """Return the program and the kernels' workspaces for a batch size, captured if no program covers it.
+
+        Raises the errors of a capture.
+        """
         target = replace(target, conv_workspace_query=self.convolutions)
         if self._last is not None and self._last[0] == (batch, target):  # a trace after its key
             return self._last[1]

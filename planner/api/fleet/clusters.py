@@ -140,7 +140,6 @@ def advise_cluster(
 
 
 class _OpenSearch(NamedTuple):
-    request: Request
     job: Job
     question: ClusterQuestion
     traces: RankTraces
@@ -180,7 +179,7 @@ def _open_search(
     traces = RankTraces(_opener(request))
     search = ClusterSearch(job, question, traces)
     budgets = [_budgets_of(device, options) for device in chosen]
-    return _OpenSearch(request, job, question, traces, search, budgets, opened)
+    return _OpenSearch(job, question, traces, search, budgets, opened)
 
 
 def _reject_what_is_searched(options: Options, flag: str) -> None:

@@ -55,7 +55,8 @@ def diagnose_log(lines: Iterable[str]) -> Diagnosis | None:
     if of_host is not None:
         reason = _without_figures(of_host).reason
         notes.append(f"a later message is of the host: {of_host.text[:80]}: {reason}")
-    return _with_notes(_diagnose(best), *notes)
+    diagnosis = _diagnose(best)
+    return replace(diagnosis, notes=(*notes, *diagnosis.notes))
 
 
 def _repeats(message: Message, earlier: Message) -> bool:
@@ -237,7 +238,3 @@ def _notes(message: Message) -> tuple[str, ...]:
         told = "whether memory grew is not known"
     notes.append(f"a message shows the moment of the failure alone: {told}")
     return tuple(notes)
-
-
-def _with_notes(diagnosis: Diagnosis, *notes: str) -> Diagnosis:
-    return replace(diagnosis, notes=(*notes, *diagnosis.notes))

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from planner.emulator import open_convolutions
 from planner.jobs import BatchShape, Job, Size, SizeDistribution, at_size
+from planner.planning.programs import Factory
 from planner.program import (
     ConvWorkspaceQuery,
     KernelWorkspaces,
@@ -22,8 +23,6 @@ from planner.store import ProgramSource
 
 if TYPE_CHECKING:
     from planner.capture import SizeFamily
-
-Factory = Callable[[], object]  # returns an nn.Module
 
 
 @dataclass(slots=True)

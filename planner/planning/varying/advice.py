@@ -22,7 +22,7 @@ from planner.planning.changes import (
     change_fields,
     changes_for,
 )
-from planner.planning.varying.plan import VaryingSide, check_varying, judged, plan_side, sampled_at
+from planner.planning.varying.plan import VaryingSide, check_varying, judged, plan_side, risk_of, sampled_at
 from planner.planning.varying.programs import SizedPrograms
 from planner.planning.varying.risk import RunRisk
 from planner.program import OnProgress
@@ -44,8 +44,7 @@ class VaryingAttempt(Struct, frozen=True):
     @property
     def fits(self) -> bool:
         """Return whether a batch is requested, and its probability of running out of memory is acceptable."""
-        risk = round(1 - self.side.budget.confidence, 12)
-        return self.asked is not None and self.asked.probability <= risk
+        return self.asked is not None and self.asked.probability <= risk_of(self.side.budget)
 
 
 class VaryingAdvice(Struct, frozen=True):

@@ -95,7 +95,7 @@ def estimate_varying(job: Job, budget: Budget, programs: SizedPrograms, batch: i
     source = open_batches(job, programs)
     for own in _configurations(budget):
         at = sample_runs(job, programs.sizes, source, own.limits, batch)
-        fits = at.probability <= _risk(budget)
+        fits = at.probability <= risk_of(budget)
         sides.append(VaryingSide(own, batch if fits else 0, at))
     return _plan(job, budget, programs, batch, sides, 0, start)
 
@@ -131,7 +131,7 @@ def find_varying_fit(
     side = plan_side(job, budget, programs, multiple_of)
     asked = batch or side.largest or 1
     at = sampled_at(side, job, programs, asked)
-    lives = at.probability <= _risk(budget)
+    lives = at.probability <= risk_of(budget)
     retries = Outcome.FITS_WITH_RETRIES if at.retries_per_step else Outcome.FITS
     return DeviceFit(
         budget,
@@ -184,7 +184,8 @@ def _configurations(budget: Budget) -> tuple[Budget, Budget]:
     return budget, with_config(budget, other)
 
 
-def _risk(budget: Budget) -> float:
+def risk_of(budget: Budget) -> float:
+    """Return the largest probability of running out of memory that a budget accepts."""
     return round(1 - budget.confidence, 12)
 
 
@@ -210,7 +211,7 @@ def _side(
     full: dict[int, RunRisk] = {}
 
     def is_within(risk: RunRisk) -> bool:
-        return risk.probability <= _risk(budget)
+        return risk.probability <= risk_of(budget)
 
     def fits_quickly(number: int) -> bool:
         if number not in quick:
@@ -254,7 +255,7 @@ def _plan(
         job,
         programs.sizes,
         batch,
-        _risk(budget),
+        risk_of(budget),
         tuple(sides),
         constant,
         trace.notes,

@@ -7,7 +7,7 @@ torch 2.13; other versions are refused.
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from planner.capture.cuda.autocast import mode as autocast
+from planner.capture.cuda.operators.semantics import Suspended
 from planner.capture.inductor.attention import attention_of
 from planner.capture.inductor.constants import constants_on_cpu
 from planner.capture.inductor.cuda_graphs import CudaGraphs
@@ -43,7 +44,6 @@ _IDENTITIES = ("ID_MATCH", "FUNCTION_MATCH", "BUILTIN_MATCH", "CLOSURE_MATCH")
 _TIMED = {"max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning"}
 _PLANNER = str(Path(__file__).parents[2])  # the planner's code runs within each operator
 _TRITON_SINCE = (7, 0)
-Suspended = Callable[[], AbstractContextManager[object]]
 
 
 class Compiler:

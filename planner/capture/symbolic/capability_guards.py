@@ -5,7 +5,8 @@ Another capability for which all guards hold takes the same code path.
 
 from typing import Any
 
-Capability = tuple[int, int]
+from planner.program import Capability
+
 Comparison = tuple[str, Any]  # the name of a method of tuples, and its operand
 
 

@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends
 
-from planner.program import NEWEST_TORCH, TorchVersion
-
-Capability = tuple[int, int]
+from planner.program import NEWEST_TORCH, Capability, TorchVersion
 
 _HALVES = (torch.float16, torch.bfloat16)
 _NEWEST = (12, 1)  # the last architecture that the fused kernels of 2.13 accept

@@ -154,8 +154,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """
         op = self._operators.get(id(func)) or inspect_operator(func, self.target.torch)
         if op.outputs is OutputKind.NEW or (op.outputs is OutputKind.ARGUMENTS and op.rule is not None):
-            if id(func) not in self._operators:
-                self._inspect(func)
+            self._operators[id(func)] = op
             self._record_run(op, args, kwargs, out)
 
     def record_empty_cache(self) -> None:

@@ -12,8 +12,8 @@ _NAMES = """
     constant_pad_nd zero_ fill_ _unsafe_view _reshape_alias lift_fresh repeat flip masked_fill
     masked_fill_ where tril triu select_backward slice_backward diagonal_backward unfold_backward
     new_empty_strided resize_ set_ split_with_sizes normal_ uniform_ bernoulli_ bernoulli rand randn
-    as_strided_ eye full_like rand_like randn_like randint randint_like exponential_ log_normal_
-    geometric_ cauchy_ random_ normal bernoulli scatter scatter_ scatter_add scatter_add_
+    as_strided_ eye rand_like randn_like randint randint_like exponential_ log_normal_
+    geometric_ cauchy_ random_ normal scatter scatter_ scatter_add scatter_add_
     scatter_reduce scatter_reduce_ index_add index_add_ index_copy index_copy_ index_fill index_fill_
     slice_scatter select_scatter diagonal_scatter diagonal_copy take put unsafe_split
     unsafe_split_with_sizes unsafe_chunk resize_as_ diag_embed tril_indices triu_indices complex polar isin

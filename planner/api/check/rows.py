@@ -10,7 +10,7 @@ from planner.api.request.budget import budget_for, calibrate_budget, find_budget
 from planner.api.request.options import Options
 from planner.api.request.request import Request, open_request
 from planner.errors import UsageError
-from planner.hardware import Device
+from planner.hardware import EVEN_ODDS, Device
 from planner.planning import (
     CaptureMode,
     EpochPrograms,
@@ -21,7 +21,7 @@ from planner.planning import (
     unlimited,
     with_last_batch,
 )
-from planner.planning.check import EVEN, CheckJob, CheckRow, Verdict, judge, largest_that_holds, own_bytes
+from planner.planning.check import CheckJob, CheckRow, Verdict, judge, largest_that_holds, own_bytes
 from planner.program import ProgramSet
 
 
@@ -54,7 +54,7 @@ def _row(
     request.on_progress(f"planning {checked.name} on {budget.device.name}")
     trace = EpochPrograms(job, programs).trace(request.batch, budget.device.target)
     estimate = estimate_batch(job, trace, budget)
-    even: Options = {**request.options, "confidence": EVEN}
+    even: Options = {**request.options, "confidence": EVEN_ODDS}
     even_budget = calibrate_budget(budget_for(find_budget(even), job), job, even)
     judgement = judge(estimate, trace, even_budget, checked.budget_bytes, checked.headroom)
     largest = _largest_batch(checked, request, programs) if searches(judgement.verdict) else None

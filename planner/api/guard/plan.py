@@ -16,10 +16,10 @@ from planner.api.integrations.settings import COMPILED, model_errors
 from planner.api.request.budget import DEFAULT_CONFIDENCE, budget_for, calibrate_budget, find_budget
 from planner.api.request.options import Options
 from planner.api.request.request import Request, open_request
-from planner.hardware import MIB, Budget, Device, SourcedBytes, detected_device
+from planner.hardware import EVEN_ODDS, MIB, Budget, Device, SourcedBytes, detected_device
 from planner.jobs import Job, Precision
 from planner.planning import EpochPrograms, Estimate, estimate_batch, find_max_batch
-from planner.planning.check import EVEN, Headroom, Judgement, Verdict, judge
+from planner.planning.check import Headroom, Judgement, Verdict, judge
 from planner.program import Outcome, ProgramSet, Trace
 from planner.report import probability_text
 
@@ -155,7 +155,7 @@ def _planned(
     trace = EpochPrograms(opened.job, programs).trace(live.batch, budget.device.target)
     estimate = estimate_batch(opened.job, trace, budget)
     estimate = replace(estimate, notes=(*live.notes, *estimate.notes))
-    even: Options = {**options, "confidence": EVEN}
+    even: Options = {**options, "confidence": EVEN_ODDS}
     even_budget = calibrate_budget(budget_for(find_budget(even), job), job, even)
     judgement = judge(estimate, trace, even_budget, None, Headroom())
     plan = GuardPlan(

@@ -10,6 +10,5 @@ from .config import (
 from .revision import Revision as Revision, export_revision as export_revision
 from .rows import CheckFailure as CheckFailure, CheckRow as CheckRow
 from .verdict import (
-    EVEN as EVEN, Judgement as Judgement, Verdict as Verdict, judge as judge,
-    largest_that_holds as largest_that_holds,
+    Judgement as Judgement, Verdict as Verdict, judge as judge, largest_that_holds as largest_that_holds,
 )

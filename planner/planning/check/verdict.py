@@ -11,12 +11,11 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from planner.hardware import UNLIMITED_BYTES, Budget, is_fitted, upper_process_bytes
+from planner.hardware import EVEN_ODDS, UNLIMITED_BYTES, Budget, is_fitted, upper_process_bytes
 from planner.planning.check.config import FailOn, Headroom
 from planner.planning.estimate import Estimate, estimate_batch
 from planner.program import Outcome, Trace
 
-EVEN = 0.5
 _MOST = 0.9995  # the largest confidence at which a process is bounded; beyond, no margin is known
 _HALVINGS = 20
 
@@ -87,7 +86,7 @@ def _judge_gpu(estimate: Estimate, trace: Trace, even: Budget, headroom: Headroo
 
 def _judge_process(estimate: Estimate, budget_bytes: int, headroom: Headroom) -> Judgement:
     upper_bytes = estimate.process_upper_bytes
-    likely_bytes = max(estimate.process_bytes, _upper_at(estimate, EVEN))
+    likely_bytes = max(estimate.process_bytes, _upper_at(estimate, EVEN_ODDS))
     verdict, reason = Verdict.FITS, ""
     if likely_bytes > budget_bytes:
         verdict, reason = Verdict.OUT_OF_MEMORY, "most likely takes more than the budget"
@@ -117,7 +116,7 @@ def _probability_beyond(estimate: Estimate, budget_bytes: int) -> float | None:
     if _upper_at(estimate, _MOST) <= budget_bytes:
         return round(1 - _MOST, 6)
     if is_fitted(estimate.budget):  # its bounds start at even odds, above a fitted line
-        low = EVEN
+        low = EVEN_ODDS
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if _upper_at(estimate, middle) <= budget_bytes else (low, middle)

@@ -3,10 +3,10 @@
 import pytest
 
 from planner.allocator import AllocatorConfig
-from planner.hardware import MIB, Budget, make_budget
+from planner.hardware import EVEN_ODDS, MIB, Budget, make_budget
 from planner.hardware.device import Device, FigureKind, SourcedBytes, unlimited_device
 from planner.jobs import Job, Loss, TensorSpec
-from planner.planning.check import EVEN, FailOn, Headroom, Judgement, Verdict, judge, largest_that_holds
+from planner.planning.check import FailOn, Headroom, Judgement, Verdict, judge, largest_that_holds
 from planner.planning.estimate import estimate_batch
 from planner.program.events import Alloc, Category, Free, Phase, PhaseStart, Site, Trace
 
@@ -51,7 +51,7 @@ def verdict(
         return make_budget(card, confidence, AllocatorConfig())
 
     budget_bytes = None if budget_mib is None else budget_mib * MIB
-    return judge(estimate_batch(JOB, events, budget(0.99)), events, budget(EVEN), budget_bytes, headroom)
+    return judge(estimate_batch(JOB, events, budget(0.99)), events, budget(EVEN_ODDS), budget_bytes, headroom)
 
 
 @pytest.mark.parametrize(

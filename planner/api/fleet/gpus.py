@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 from msgspec.structs import replace
 
-from planner.api.fleet.prices import Throughput, open_prices, quotes_of, read_throughput, sort_by_price
+from planner.api.fleet.prices import Throughput, open_prices, price_key, quotes_of, read_throughput
 from planner.api.request.budget import (
     budget_for,
     calibration_query,
@@ -213,7 +213,7 @@ def _sort_key(
 
     def by_price(fit: DeviceFit) -> tuple[bool, float, str]:
         gpu = fit.budget.device.name
-        return not fit.max_batch, sort_by_price(quotes, gpu, name == "cost"), gpu
+        return not fit.max_batch, price_key(quotes, gpu, name == "cost"), gpu
 
     return by_price
 

@@ -90,8 +90,11 @@ def quotes_of(prices: PriceList | None, rates: Mapping[str, float]) -> dict[str,
     return {name: Quote(offers.get(name), rates.get(name)) for name in {*offers, *rates}}
 
 
-def sort_by_price(quotes: Mapping[str, Quote], name: str, by_cost: bool) -> float:
-    """Return the price of the GPU `name`, or its cost of a million samples with `by_cost`; inf if unknown."""
+def price_key(quotes: Mapping[str, Quote], name: str, by_cost: bool) -> float:
+    """Return the sort key of the GPU `name` for an order by price.
+
+    It is the price or, with `by_cost`, the cost per million samples; infinity if unknown.
+    """
     quote = quotes.get(name)
     value = None if quote is None else quote.per_million_samples if by_cost else quote.price
     return inf if value is None else value

@@ -112,7 +112,7 @@ def advise(
             changed = apply_all(training, changes)
             trace = with_last_batch(changed.job, changed.batch, open_tracer(changed))
             own = with_config(budget, changed.config)
-            if len(changes) > 1 and not _lives(changed.job, trace, own):
+            if len(changes) > 1 and not _fits(changed.job, trace, own):
                 return None
             return _attempt(changes, changed, trace, own)
         except (ModelError, UsageError) as error:
@@ -254,7 +254,7 @@ def _promised_bytes(unchanged: Attempt, chosen: Sequence[Attempt]) -> float:
     return total_bytes
 
 
-def _lives(job: Job, trace: Trace, budget: Budget) -> bool:
+def _fits(job: Job, trace: Trace, budget: Budget) -> bool:
     """Return whether the replay of a trace fits the memory available at the budget's confidence."""
     run = replay_trace(trace, judge_budget(budget, job, trace).limits)
     return run.outcome is not Outcome.DOES_NOT_FIT

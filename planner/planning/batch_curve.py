@@ -87,16 +87,13 @@ def curve_sizes(max_batch: int | None, batch: int, grid: SampleDensity) -> list[
     They include the largest and the requested batch size. The curve goes somewhat beyond both.
     """
     if max_batch is None:
-        return sorted({batch, *_even_sizes(ENDLESS_BEYOND * batch, grid)})
+        return sorted({batch, *_spaced_sizes(ENDLESS_BEYOND * batch, grid)})
     top = max(round(BEYOND * max_batch), round(1.1 * batch), 4)
-    return sorted({batch, max(1, max_batch), *_even_sizes(top, grid)})
+    return sorted({batch, max(1, max_batch), *_spaced_sizes(top, grid)})
 
 
-def _even_sizes(top: int, grid: SampleDensity) -> set[int]:
-    """Return the batch sizes of a grid from 1 to the first one at or above `top`, or up to `LARGEST_BATCH`.
-
-    GPUs share the grid.
-    """
+def _spaced_sizes(top: int, grid: SampleDensity) -> set[int]:
+    """Return batch sizes from 1 up to at least `top`, but at most `LARGEST_BATCH`. GPUs share the grid."""
     sizes, size, end = {1}, 1, min(top, LARGEST_BATCH)
     while size < end:
         size += max(1, 2 ** (size.bit_length() - 1) // grid.per_doubling)

@@ -51,7 +51,7 @@ class StoredGpus(NamedTuple):
         text = "compute capability {}.{}".format(*self.capability)
         return text if self.sm_count is None else f"{text} with {self.sm_count} multiprocessors"
 
-    def answer_for(self, capability: Capability, sm_count: int) -> bool:
+    def has_answer(self, capability: Capability, sm_count: int) -> bool:
         """Return whether a GPU with `capability` and `sm_count` multiprocessors is in the group."""
         return self.capability == capability and self.sm_count in (None, sm_count)
 

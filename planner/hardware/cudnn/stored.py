@@ -212,7 +212,7 @@ class StoredWorkspaces:
             answered.unknown.add(key)
             return NOTHING
         answered.cudnn = answers.cudnn
-        if not answers.gpus.answer_for(capability, sm_count):
+        if not answers.gpus.has_answer(capability, sm_count):
             answered.other = answers.gpus
         curve = answers.find(key)
         if curve is not None:

@@ -69,7 +69,7 @@ def _architectures(torch: Any) -> list[str]:
     return [part for part in (flags or "").split() if part.startswith("sm_")]
 
 
-class PeakCounter:
+class OwnPeaks:
     """The peaks of torch's allocator since the last step.
 
     They are kept apart from the peaks that the script reads. Torch keeps one peak, which
@@ -143,7 +143,7 @@ class RunRecorder:
         core.emu_context_active.restype = ctypes.c_bool
         self.on_context = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._note_context)  # emu_call
         self._folder = folder
-        self._peaks: PeakCounter | None = None  # until torch initializes CUDA
+        self._peaks: OwnPeaks | None = None  # until torch initializes CUDA
         kinds = os.environ.get("PLANNER_EMULATED_HISTORY", "").split()
         self._script_log = ScriptLogger(torch, self._places) if "script_log" in kinds else None
         self.restart()
@@ -176,7 +176,7 @@ class RunRecorder:
     def watch_memory(self) -> None:
         """Begin to record the allocator. torch calls this method when CUDA is initialized."""
         if os.getpid() == self._pid and self._peaks is None:
-            self._peaks = PeakCounter(self._torch)
+            self._peaks = OwnPeaks(self._torch)
             if self._snapshot is not None or self._history is not None:
                 self._torch.cuda.memory._record_memory_history(max_entries=MAX_EVENTS, stacks="python")
             self._torch._C._cuda_attach_out_of_memory_observer(self.on_out_of_memory)

@@ -38,7 +38,7 @@ def shard_blocks(model: nn.Module, job: Job, mesh: Any, recorder: Recorder) -> s
     if arguments.offload:
         options["offload_policy"] = CPUOffloadPolicy()
     if arguments.by == "accelerate":
-        with _moved_by_it(model, recorder):
+        with _moved_by_accelerate(model, recorder):
             return shard_by_accelerate(unwrapped(model), arguments, options, mesh)
     blocks = find_blocks(model)
     names = name_kinds(blocks)
@@ -99,11 +99,8 @@ def _ends_of(model: Any) -> tuple[tuple[nn.Module, ...], tuple[nn.Module, ...]]:
 
 
 @contextmanager
-def _moved_by_it(model: nn.Module, recorder: Recorder) -> Iterator[None]:
-    """Record a move of the model from the CPU to the GPU inside the context.
-
-    On exit, the parameters and buffers get the category `PARAMETER`.
-    """
+def _moved_by_accelerate(model: nn.Module, recorder: Recorder) -> Iterator[None]:
+    """Record a model's move from the CPU to the GPU inside the context."""
     recorder.start_phase(0, Phase.SETUP)
     for tensor in (*model.parameters(), *model.buffers()):
         recorder.host.add(tensor)

@@ -79,7 +79,7 @@ def moving(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
                 host.pin(moved)
         else:
             moved = plain(self, *args, **kwargs)
-            if is_gpu and not placement.is_running and _is_window(moved) and self not in placement.placed:
+            if is_gpu and not placement.is_running and _is_partial(moved) and self not in placement.placed:
                 moved = moved.clone()  # which has no more elements than the view
         return placement.put(moved) if is_gpu else moved
 
@@ -105,8 +105,11 @@ def _move_gradient(moved: Tensor, host: HostTensors, side: Side) -> None:
         moved.register_hook(move)  # type: ignore[no-untyped-call]
 
 
-def _is_window(tensor: Tensor) -> bool:
-    """Return whether a meta tensor is smaller than its storage, as the result of `hann_window` is."""
+def _is_partial(tensor: Tensor) -> bool:
+    """Return whether a tensor is a view of a part of its storage.
+
+    An example is the result of `hann_window`.
+    """
     if is_wrapped(tensor) or not is_meta(tensor) or tensor.layout is not torch.strided:
         return False
     return tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()

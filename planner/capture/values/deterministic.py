@@ -16,10 +16,11 @@ SEED = 0
 
 
 @contextmanager
-def construct_with_buffers() -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """Yield a list that gets (tensor with values, meta tensor) pairs of models built inside the context.
+def buffer_values_kept() -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Keep the buffer values of models that are built inside the context.
 
-    The models are built on the meta device. All their buffers have values.
+    The models are built on the meta device. Yields a list to which pairs of a buffer with values and its
+    counterpart on the meta device are added.
     """
     buffers: list[tuple[Tensor, Tensor]] = []
 

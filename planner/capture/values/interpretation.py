@@ -11,7 +11,7 @@ from torch import nn
 
 from planner.capture.meta_kernels.run import MetaRunner
 from planner.capture.recorder.recorder import Run
-from planner.capture.values.deterministic import construct_with_buffers, deterministic_values
+from planner.capture.values.deterministic import buffer_values_kept, deterministic_values
 from planner.capture.values.interpreter import DataDependentError, ValueInterpreter
 from planner.capture.values.reads import ReadPolicy
 from planner.program import Fact, Trace
@@ -55,7 +55,7 @@ class Values:
     def open_model(self, build: Callable[[], nn.Module]) -> Iterator[tuple[nn.Module, Run]]:
         """Build a model whose buffers have values, and yield it with the function that runs its operators."""
         with deterministic_values():
-            with construct_with_buffers() as buffers:
+            with buffer_values_kept() as buffers:
                 model = build()
             self._interpreter = ValueInterpreter(self._capability, buffers, self._policy)
             buffers.clear()  # a tensor that the step replaces is freed

@@ -73,7 +73,7 @@ def trainers_constructed() -> Iterator[None]:
         preferences: Any = sys.modules.get("trl.trainer.dpo_trainer")
         if preferences is not None:
             stack.enter_context(patched(preferences, "hash_module", lambda module: ""))
-            known = patched(preferences.DPOTrainer, "_precompute_ref_logps", _known_logps)
+            known = patched(preferences.DPOTrainer, "_precompute_ref_logps", _zero_logps)
             stack.enter_context(known)
         yield
 
@@ -97,8 +97,8 @@ def _on_gpu(post_init: Callable[[Any], None]) -> Callable[[Any], None]:
     return complete
 
 
-def _known_logps(trainer: Any, dataset: Any, name: str, batch_size: int) -> Any:
-    """Return a dataset with columns of the reference model's log probabilities added, all zero.
+def _zero_logps(trainer: Any, dataset: Any, name: str, batch_size: int) -> Any:
+    """Add log probabilities of the reference model to a dataset, all zero.
 
     `precompute_ref_log_probs` would compute these columns.
     """

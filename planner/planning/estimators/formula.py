@@ -114,8 +114,8 @@ def count_layers(table: LayerTable) -> Counts:
     return Counts(table.input_elements, outputs, parameters)
 
 
-def align_counts(tables: Sequence[LayerTable]) -> AffineCounts:
-    """Fit affine functions of the batch size to the counts of layer tables at two or more batch sizes.
+def fit_counts(tables: Sequence[LayerTable]) -> AffineCounts:
+    """Fit counts for any batch size to layer tables at two or more batch sizes.
 
     Raises ValueError if the counts are not affine with whole coefficients.
     """

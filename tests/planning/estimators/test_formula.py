@@ -13,8 +13,8 @@ from planner.planning.estimators.formula import (
     Layer,
     LayerTable,
     Usage,
-    align_counts,
     count_layers,
+    fit_counts,
     largest_batch,
     usage,
 )
@@ -112,7 +112,7 @@ def table(batch: int, *output_elements: int, parameters: int = 7) -> LayerTable:
 
 def test_tables_at_several_batch_sizes_hold_at_any() -> None:
     """Tables are added up to fixed and per-sample counts; a layer whose output has no batch stays fixed."""
-    counts = align_counts([table(batch, 10 * batch, 5) for batch in (2, 3, 7)])
+    counts = fit_counts([table(batch, 10 * batch, 5) for batch in (2, 3, 7)])
     assert counts == AffineCounts(
         input_elements_per_sample=2, output_elements_per_sample=10, fixed_output_elements=5, parameters=14
     )
@@ -130,7 +130,7 @@ def test_tables_at_several_batch_sizes_hold_at_any() -> None:
 def test_tables_on_no_line_are_refused(tables: list[LayerTable]) -> None:
     """Counts that no whole number a sample explains are refused, with the batch size that shows it."""
     with pytest.raises(ValueError, match=f"batch {tables[-1].batch} do not continue those at 2"):
-        align_counts(tables)
+        fit_counts(tables)
 
 
 COUNTS = st.builds(

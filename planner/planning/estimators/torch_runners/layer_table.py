@@ -17,8 +17,8 @@ from planner.planning.estimators.formula import (
     Counts,
     Layer,
     LayerTable,
-    align_counts,
     count_layers,
+    fit_counts,
 )
 from planner.planning.estimators.peers import Build
 
@@ -41,7 +41,7 @@ def affine_formula_counts(job: Job, build: Build = build_model) -> AffineCounts:
     model = build(job)
     tables = [layer_table(model, job, batch) for batch in FIT_BATCHES]
     try:
-        return align_counts(tables)
+        return fit_counts(tables)
     except ValueError as error:
         raise ModelError(
             f"{job.model.name}: the formula has no inverse: {error}; use --method trace"

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from planner.capture.cuda.devices.placement import innermost, is_put_on_gpu
+from planner.capture.cuda.devices.placement import current_placement, is_put_on_gpu
 from planner.capture.patching import patched
 
 
@@ -51,4 +51,4 @@ def _give_type_of_weight(layer: Any, adapter_name: str) -> None:
             if parameter.is_meta and parameter.is_floating_point():
                 parameter.data = parameter.data.to(weight.dtype)
             if is_put_on_gpu(weight):
-                innermost().put(parameter)
+                current_placement().put(parameter)

@@ -140,7 +140,7 @@ def placed_tensors() -> PlacedTensors:
     return opened[-1].placed if opened else PlacedTensors()
 
 
-def innermost() -> Placement:
+def current_placement() -> Placement:
     """Return the placement that was opened last."""
     return opened[-1]
 

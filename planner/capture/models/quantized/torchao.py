@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from planner.capture.cuda.devices.placed import PlacedResults
-from planner.capture.cuda.devices.placement import innermost
+from planner.capture.cuda.devices.placement import current_placement
 from planner.capture.models.libraries import import_library, quiet
 from planner.errors import ModelError, UsageError
 from planner.jobs import Job, Quantize, nearest
@@ -111,7 +111,7 @@ def quantize_by_torchao(model: nn.Module, job: Job) -> nn.Module:
             model.requires_grad_(False)
         quantization: Any = import_library("torchao.quantization", extra="optimizers")
         config = _config_of(job)
-        with PlacedResults(innermost().placed):
+        with PlacedResults(current_placement().placed):
             quantization.quantize_(model, config, filter_fn=is_quantized, device="cuda")
     return model
 

@@ -1807,7 +1807,7 @@ def train_step(images):
 
 
 @pytest.mark.parametrize("read", ["", ".item()"])
-def test_a_step_may_train_tensors_without_a_module(tmp_path: Path, read: str) -> None:
+def test_a_step_may_train_tensors_without_an_optimizer_either(tmp_path: Path, read: str) -> None:
     code = f"""
 weight = torch.zeros(64, 8, device="cuda", requires_grad=True)
 

@@ -207,6 +207,7 @@ def move_to_meta(model: nn.Module, placement: Placement) -> list[tuple[Tensor, T
                     _, held[name] = _move(tensor, like_on_meta(tensor), placement.placed)
                     likes[id(tensor)] = held[name]
                 else:
+                    held[name] = torch.empty(0)  # a slot of a script module would prevent the move
                     values, held[name] = _move(tensor, like_on_meta(tensor), placement.placed)
                     moved.append((values, held[name]))
                     likes[id(values)] = held[name]
@@ -228,6 +229,7 @@ def _move(tensor: Tensor, like: Tensor, placed: PlacedTensors) -> tuple[Tensor, 
         live_state().note_move(like, tensor)
     except RuntimeError:
         pair = tensor, like
+        vars(tensor)["planner_like"] = like  # whose block is freed with the tensor
     for old, new in zip(storages, parts(pair[1]), strict=True):
         placed.replace(old, new)
     return pair

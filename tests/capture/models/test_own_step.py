@@ -1822,3 +1822,22 @@ def train_step(images):
     trace = trace_code(tmp_path, code, "train_step", "64")
     assert bytes_of(trace, Category.PARAMETER) == 64 * 8 * 4
     assert born(trace, "mul") == 3 * [64 * 8 * 4]
+
+
+@pytest.mark.parametrize("read", ["", ".item()"])
+@pytest.mark.parametrize("made", ["trace(net(), torch.zeros(2, 64, device=device))", "script(net())"])
+def test_modules_that_torch_compiles_to_scripts_are_trained(tmp_path: Path, made: str, read: str) -> None:
+    code = f"""
+model = torch.jit.{made}
+optimizer = torch.optim.Adam(model.parameters())
+
+def train_step(images):
+    loss = model(images.cuda()).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    loss{read}
+"""
+    trace = trace_code(tmp_path, code, "train_step", "64")
+    assert bytes_of(trace, Category.GRADIENT) == 3 * PARAMETERS
+    assert bytes_of(trace, Category.OPTIMIZER) == 2 * PARAMETERS

@@ -1841,3 +1841,20 @@ def train_step(images):
     trace = trace_code(tmp_path, code, "train_step", "64")
     assert bytes_of(trace, Category.GRADIENT) == 3 * PARAMETERS
     assert bytes_of(trace, Category.OPTIMIZER) == 2 * PARAMETERS
+
+
+@pytest.mark.parametrize("read", ["", ".item()"])
+def test_the_gradient_of_a_batch_on_the_cpu_is_differentiated(tmp_path: Path, read: str) -> None:
+    code = f"""
+model = net()
+
+def train_step(images):
+    images.requires_grad_()
+    (slope,) = torch.autograd.grad(model(images.cuda()).sum(), images, create_graph=True)
+    loss = slope.pow(2).mean()
+    loss.backward()
+    loss{read}
+"""
+    trace = trace_code(tmp_path, code, "train_step", "64")
+    assert BATCH_ON_GPU_NOTE not in trace.notes
+    assert born(trace, "_to_copy") == 6 * [BATCH * 64 * 4]  # the batch, and the gradient of its gradient

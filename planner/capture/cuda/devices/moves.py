@@ -94,12 +94,15 @@ def _is_tracked(tensor: Tensor) -> bool:
 def _move_gradient(moved: Tensor, host: HostTensors, side: Side) -> None:
     """Register a hook that moves the gradient of `moved` to `side`, from which the tensor came.
 
-    To autograd both tensors are on the meta device, so that it moves no gradient.
+    To autograd both tensors are on the meta device, so that it moves no gradient. The gradient of that
+    gradient moves back.
     """
 
     def move(gradient: Tensor) -> Tensor:
         with host.moving_to(side):
-            return gradient.to(dtype=gradient.dtype, copy=True)
+            copy = gradient.to(dtype=gradient.dtype, copy=True)
+        _move_gradient(copy, host, Side.GPU if side is Side.HOST else Side.HOST)
+        return copy
 
     if moved.grad_fn is not None:
         moved.register_hook(move)  # type: ignore[no-untyped-call]

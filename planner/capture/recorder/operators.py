@@ -72,5 +72,7 @@ def _outputs_of(func: Any) -> OutputKind:
     aliases = [value.alias_info for value in schema.returns]
     if not all(alias is not None for alias in aliases):
         return OutputKind.NEW
+    if any(argument.is_out for argument in schema.arguments):  # `out=`, which takes the size of the result
+        return OutputKind.RESIZED
     is_view = aliases and not any(alias.is_write for alias in aliases)
     return OutputKind.VIEWS if is_view else OutputKind.ARGUMENTS

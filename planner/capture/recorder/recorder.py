@@ -153,7 +153,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         Views, resizes, and in-place operators without a workspace rule are not recorded.
         """
         op = self._operators.get(id(func)) or inspect_operator(func, self.target.torch)
-        if op.outputs is OutputKind.NEW or (op.outputs is OutputKind.ARGUMENTS and op.rule is not None):
+        if op.outputs is OutputKind.NEW or (op.outputs is not OutputKind.VIEWS and op.rule is not None):
             self._operators[id(func)] = op
             self._record_run(op, args, kwargs, out)
 
@@ -342,8 +342,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _record_kernel(self, op: Operator, args: tuple[Any, ...], out: Any) -> None:
         """Record an operator's outputs, its kernel's workspaces, and workspaces that cuBLAS keeps."""
+        if op.outputs is OutputKind.RESIZED:
+            for tensor in op.new_tensors(out):
+                self._record_resized(op, tensor)
         start = len(self._log.records)
-        held: list[Block | None] = []
         new: list[Tensor] = []
         ops: Ops = ()
         if op.rule is not None:
@@ -353,12 +355,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._notes[note] = None
         has_product = uses_cublas(op.func, args, ops, self.target.torch)
         cublas_bytes = self._cublas.first_use(self.phase, self._blas_stream) if has_product else 0
-        if op.outputs is OutputKind.RESIZED:
-            self._record_resized(op, out)
-        else:
-            if op.outputs is OutputKind.NEW:
-                new = self._without_known(op.new_tensors(out))
-            held = self._record_ops(op, ops, new, cublas_bytes)
+        if op.outputs is OutputKind.NEW:
+            new = self._without_known(op.new_tensors(out))
+        held = self._record_ops(op, ops, new, cublas_bytes)
         self._free(reversed(held))
         if self._calls is not None and (op.rule is not None or op.uses_blas):
             site = Site(self.modules.name_in(self.phase), op.name)

@@ -1858,3 +1858,20 @@ def train_step(images):
     trace = trace_code(tmp_path, code, "train_step", "64")
     assert BATCH_ON_GPU_NOTE not in trace.notes
     assert born(trace, "_to_copy") == 6 * [BATCH * 64 * 4]  # the batch, and the gradient of its gradient
+
+
+@pytest.mark.parametrize("read", ["", ".item()"])
+def test_results_that_fill_an_empty_tensor_take_its_memory(tmp_path: Path, read: str) -> None:
+    code = f"""
+weight = torch.ones(300, 64, device="cuda")
+optimizer = torch.optim.SGD([weight], lr=0.1)
+
+def train_step(images):
+    made = torch.mm(images.cuda(), weight.t(), out=torch.empty(0, device="cuda"))
+    turned = torch.abs(torch.complex(made, made), out=torch.empty(0, device="cuda"))
+    torch.abs(made, out=turned).sum(){read}
+    optimizer.step()
+"""
+    trace = trace_code(tmp_path, code, "train_step", "64")
+    assert born(trace, "mm.out").count(BATCH * 300 * 4) == 3
+    assert born(trace, "abs.out") == 3 * [BATCH * 300 * 4, BATCH * 300 * 8]

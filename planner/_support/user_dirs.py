@@ -11,12 +11,18 @@ _NAME = "gpu-batch-planner"
 
 
 def data_dir() -> Path | None:
-    """Return the planner's folder in $XDG_DATA_HOME or ~/.local/share, or None if neither folder is known."""
+    """Return the planner's folder for the user's data, or None if no base folder is known.
+
+    The base folder is $XDG_DATA_HOME or ~/.local/share; on Windows it is %LOCALAPPDATA%.
+    """
     return _folder("XDG_DATA_HOME", ".local/share")
 
 
 def cache_dir() -> Path | None:
-    """Return the planner's folder in $XDG_CACHE_HOME or ~/.cache, or None if neither folder is known."""
+    """Return the planner's folder for the user's caches, or None if no base folder is known.
+
+    The base folder is $XDG_CACHE_HOME or ~/.cache; on Windows it is %LOCALAPPDATA%.
+    """
     return _folder("XDG_CACHE_HOME", ".cache")
 
 

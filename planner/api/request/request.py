@@ -106,7 +106,10 @@ class Request(Struct, frozen=True):
         return lambda batch: programs.trace(batch, target)
 
     def save_trace(self, result: object, batch: int, programs: ProgramSet | None = None) -> None:
-        """Write the trace file if the options name one. Raises UnsavedError, which holds `result`."""
+        """Write the job and its programs to the file that the option `save_trace` names, if it is given.
+
+        Raises UnsavedError, which holds `result`, if that fails.
+        """
         path = self.options.get("save_trace")
         if path is not None:
             with unsaved(result):

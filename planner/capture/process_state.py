@@ -170,16 +170,16 @@ def first_line_of(error: BaseException) -> str:
 
 
 def _note_modes() -> Callable[[], None]:
-    """Return a function that exits torch modes entered after this call.
+    """Return a function that restores the thread's torch modes and default device as they are now.
 
-    Only modes of this thread are exited.
+    Dispatch modes and autocast regions that were exited meanwhile are not entered again.
     """
     inference, nesting = torch.is_inference_mode_enabled(), _autocast_nesting()
     functions, dispatch = _function_modes(), torch._C._len_torch_dispatch_stack()
     default, current = _default_device_context(), device_mode.CURRENT_DEVICE
 
     def restore() -> None:
-        """Exit the modes that were entered after `_note_modes` was called."""
+        """Restore the thread's torch modes and default device as they were when `_note_modes` was called."""
         while torch._C._len_torch_dispatch_stack() > dispatch:
             torch._C._pop_torch_dispatch_stack(None)
         if _function_modes() != functions:

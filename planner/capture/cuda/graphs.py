@@ -29,10 +29,7 @@ def _refuse(pool: int) -> AbstractContextManager[None]:
 
 
 class Graphs:
-    """The state of CUDA graphs during one capture of the planner.
-
-    It has the pools, and whether a graph is being captured.
-    """
+    """The private pools of CUDA graphs in one run, and whether user code is capturing a graph."""
 
     def __init__(self) -> None:
         self.open_pool: Callable[[int], AbstractContextManager[None]] = _refuse  # or a recorder's method

@@ -16,7 +16,10 @@ _CACHE_BYTES = 256 * 2**20  # of a buffer that Triton clears between timed runs 
 
 @contextmanager
 def torchao_kernels() -> Iterator[None]:
-    """Make torchao multiply INT8 matrices as on a GPU inside the context, if its modules are imported."""
+    """Replace torchao's INT8 products inside the context by ones that allocate as on a GPU.
+
+    Only modules of torchao that are imported already are changed.
+    """
     with ExitStack() as stack:
         if _PRODUCT in sys.modules:  # out_dtype_dense of torch/_higher_order_ops/out_dtype.py
             stack.enter_context(patched(sys.modules[_PRODUCT], "out_dtype", _int_mm))
@@ -32,7 +35,7 @@ def _int_mm(operator: object, dtype: object, first: Tensor, second: Tensor) -> T
 class _TimedProduct:
     """The stand-in for torchao's scaled INT8 product, which Triton autotunes.
 
-    The product has row and column scales. The product is in prototype/quantized_training/int8_mm.py.
+    The product has row and column scales, and is in prototype/quantized_training/int8_mm.py.
     """
 
     def __init__(self) -> None:

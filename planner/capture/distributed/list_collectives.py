@@ -17,7 +17,7 @@ _PLACES = {"all_gather": (0, "tensor_list"), "reduce_scatter": (1, "input_list")
 
 
 def replacements() -> Iterator[Replacement]:
-    """Yield replacements with which `all_gather` and `reduce_scatter` allocate NCCL's flat buffer."""
+    """Yield replacements that hold NCCL's flat buffer during `all_gather` and `reduce_scatter` of lists."""
     for name, place in _PLACES.items():
         yield from in_both(name, partial(_with_buffer, *place))
 

@@ -35,7 +35,10 @@ _NO_TRITON = utils.TritonAttrsDescriptorVersion.V0_NO_TRITON
 
 
 def gpu_properties(target: Target) -> SimpleNamespace:
-    """Return the planned GPU's properties under torch.cuda's names. The values are as on the emulated GPU."""
+    """Return GPU properties for inductor: the target's per-SM limits, but fixed memory and L2 sizes.
+
+    The names are torch.cuda's, and the limits are as on the emulated GPU.
+    """
     described = describe_for_cudnn(target.capability, target.sm_count)
     major, minor = target.capability
     return SimpleNamespace(

@@ -106,12 +106,12 @@ class Buckets:
                     parameter.grad = view
 
     def _on_gradient(self, index: int, parameter: Tensor) -> None:
-        """Copy a gradient into its bucket, unless the gradient is a view of the bucket.
+        """Record a gradient's arrival, copy it into its bucket, and release held buckets if the next is full.
 
-        The bucket is not reduced. Buckets that are held after their reduction are released once the next
-        bucket is complete. With `ddp_bucket_view`, the gradient becomes a view of the bucket. Source:
-        Reducer::mark_variable_ready_dense. Without views the gradient is copied back after the reduction,
-        which takes no memory and is left out.
+        Arrivals are recorded until the buckets are rebuilt. A gradient that is a view of the bucket is not
+        copied. The bucket is not reduced; buckets are held after their reduction. With `ddp_bucket_view`, the
+        gradient becomes a view of the bucket. Source: Reducer::mark_variable_ready_dense. Without views the
+        gradient is copied back after the reduction, which takes no memory and is left out.
         """
         if self._arrived is not None and index not in self._arrived:
             self._arrived.append(index)

@@ -1,4 +1,4 @@
-"""Models of published memory measurements that no library provides.
+"""Models that published memory measurements used and that no library provides.
 
 Python variables in `forward` decide when memory is freed, so every `forward` here holds exactly the tensors
 that the original held.

@@ -158,10 +158,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._record_run(op, args, kwargs, out)
 
     def record_empty_cache(self) -> None:
-        """Record a call of `torch.cuda.empty_cache()` at the preceding free or at the free of a new block.
+        """Record `torch.cuda.empty_cache()` as part of the last free, or of a dummy block's free.
 
-        It becomes a part of the preceding free if possible. Otherwise a block of one byte is allocated and
-        freed, and its free empties the cache.
+        The dummy block has one byte, and is allocated only if the last record is not a free that can empty
+        the cache.
         """
         if not self._log.empty_cache(since=self._calls[-1].end if self._calls else 0):
             self._log.free(self._alloc(1, Category.TEMPORARY, "empty_cache"), empties_cache=True)
@@ -317,10 +317,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _is_outside(
         self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: Any
     ) -> bool:
-        """Record an operator that runs on the CPU or copies between CPU and GPU; return whether it does.
+        """Record an operator on the CPU, a move between devices or any `copy_`; return False for others.
 
-        Nothing is recorded if not. Returns True for `copy_` between tensors of the GPU too, which allocates
-        nothing.
+        Others are not recorded. A `copy_` between tensors of the GPU allocates nothing.
         """
         side = self.host.side_of(op.func, args, kwargs)
         if side is Side.HOST:

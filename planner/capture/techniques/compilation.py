@@ -1,4 +1,4 @@
-"""Techniques that run the model with torch.compile, or eagerly with its modules tracked."""
+"""Techniques for compiled models (torch.compile), and for eager models, whose modules are tracked."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

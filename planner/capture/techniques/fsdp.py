@@ -100,7 +100,10 @@ def _ends_of(model: Any) -> tuple[tuple[nn.Module, ...], tuple[nn.Module, ...]]:
 
 @contextmanager
 def _moved_by_accelerate(model: nn.Module, recorder: Recorder) -> Iterator[None]:
-    """Record a model's move from the CPU to the GPU inside the context."""
+    """Mark a model's tensors as CPU tensors, and record their move to the GPU inside the context.
+
+    After the context they get the category of parameters, buffers too.
+    """
     recorder.start_phase(0, Phase.SETUP)
     for tensor in (*model.parameters(), *model.buffers()):
         recorder.host.add(tensor)

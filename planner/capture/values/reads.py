@@ -125,7 +125,10 @@ class ReadPolicy:
 
     @property
     def reuses_all(self) -> bool:
-        """Return whether all reads of random values reuse results. If not, only reads of large tensors do."""
+        """Return whether each read of a random value reuses a result of a run at a small batch size.
+
+        If not, only reads of large tensors do.
+        """
         return self.most_bytes is _none
 
 

@@ -216,7 +216,7 @@ def _banned(name: str) -> Kernel:
 
 
 def patches(clear: Callable[[], None]) -> Iterator[tuple[str, object]]:
-    """Yield names and replacements of autocast functions that treat the device type `meta` as `cuda`.
+    """Yield (name, replacement) pairs of torch functions, so that autocast acts on `meta` as on a GPU.
 
     Models query with the device type of their tensors (transformers, timm, torch.utils.checkpoint do), which
     is `meta` in a capture and would be `cuda` on a GPU. `torch.clear_autocast_cache` calls `clear` too.

@@ -17,9 +17,9 @@ aten = torch.ops.aten
 
 
 def kernels(cache: CastCache) -> dict[str, Callable[..., Any]]:
-    """Return autocast's kernel of `_cudnn_rnn`, which casts tensors to float16, by operator name.
+    """Return {"_cudnn_rnn": kernel}; the kernel casts tensors to float16, as CUDA's autocast does.
 
-    It is for the dispatch key of CUDA's autocast.
+    The kernel is for the dispatch key of CUDA's autocast.
     """
 
     def run(

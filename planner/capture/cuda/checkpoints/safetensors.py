@@ -49,7 +49,7 @@ def opening(plain: Callable[..., Any], files: Callable[[], SavedFiles | None]) -
     """Return a version of `safe_open` that reads tensors for the GPU into CPU memory, then moves them.
 
     It opens the file written in place of the user's file, if any. The library itself would read into the
-    memory of a pinned tensor.
+    memory of a pinned tensor. If `files()` is None, the plain `safe_open` is called.
     """
 
     @functools.wraps(plain)

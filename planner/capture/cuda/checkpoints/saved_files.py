@@ -1,11 +1,11 @@
-"""Protect the user's files from a planned script that saves checkpoints and changes files.
+"""Keep a planned script from replacing, renaming or deleting files that existed before the capture.
 
 A planned script has no values to save, and it may save to the path of a real checkpoint, directly or by
-another file that it renames or copies, and delete old checkpoints. A file is the user's if it existed before
-the capture. What would replace its content is written to a temporary folder, and read from there; it is not
-renamed or deleted. Checkpoints and other binary files that did not exist before are deleted when the capture
-ends, since a later training run must not load them. Text that the script appends, or writes to new files, is
-written as in training.
+another file that it renames or copies, and delete old checkpoints. The files that existed before are the
+user's. What would replace the content of one is written to a temporary folder, and read from there.
+Checkpoints and other binary files that did not exist before are deleted when the capture ends, since a later
+training run must not load them. Text that the script appends, or writes to new files, is written as in
+training.
 """
 
 import os

@@ -158,7 +158,7 @@ class PlacedTensors:
 
     @property
     def follows(self) -> bool:
-        """Return whether operators are logged: if any tensor is on the GPU and no copy to the CPU runs."""
+        """Return whether to log operators: some tensor is on the GPU, and no copy to the CPU is running."""
         return bool(self) and not self._is_copying
 
     def _start(self, storage: UntypedStorage) -> int:

@@ -34,7 +34,10 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
 
 
 def _dropout(x: Tensor, p: float, train: bool) -> Any:
-    """Run `dropout` as one fused kernel that saves a boolean mask. Source: ATen/native/Dropout.cpp."""
+    """Run `dropout` as CUDA does: by the fused kernel with a boolean mask if training and 0 < p < 1.
+
+    The kernel does not run for an empty tensor. Source: ATen/native/Dropout.cpp.
+    """
     if not train or p == 0 or x.numel() == 0:
         return x
     if p == 1:

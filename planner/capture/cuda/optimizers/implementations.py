@@ -67,7 +67,7 @@ def _choose(params: list[Tensor], *args: Any, **kwargs: Any) -> tuple[bool, bool
 
 
 def _recorded(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a version of a tensor factory whose new meta tensors for optimizers are seen by dispatch modes.
+    """Wrap a tensor factory so that recorders see the meta tensors that optimizers make with it.
 
     `plain` is `torch.tensor` or `torch.as_tensor`, which optimizers of torch and torchao call with a number.
     On CUDA the tensor is made on the CPU and copied to the GPU; on the meta device it is made directly,

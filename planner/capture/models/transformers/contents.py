@@ -63,9 +63,9 @@ def _patches_and_types(config: Any, specs: Mapping[str | None, TensorSpec], batc
 
 
 def _grid(config: Any, image: TensorSpec) -> tuple[int, int]:
-    """Return the rows and columns of an image's grid of patches.
+    """Return the rows and columns of an image's patches, which are multiples of the merge size.
 
-    For a list of patches it is the squarest grid.
+    The sides of an image are rounded to them. A list of patches gets the squarest grid.
     """
     merged = config.vision_config.spatial_merge_size
     if len(image.shape) == 3:

@@ -158,7 +158,10 @@ class Evaluation:
 
 
 class _EvaluationBatches(Batches):
-    """The data loader of an evaluation dataset. It yields only the batches that run."""
+    """A loader of copies of an evaluation dataset's longest sample, for the batches that are run.
+
+    Its length counts all batches, if the dataset has a length.
+    """
 
     def __init__(self, trainer: Any, dataset: Any, name: str) -> None:
         arguments = trainer.args

@@ -79,14 +79,14 @@ def _cudnn(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _flash_backward(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of flash attention's backward pass: copies, outputs, row sums and accumulators.
+    """Return flash attention's backward ops: copies, outputs, row sums, and buffers for gradients.
 
-    Row sums and the queries' gradient are in float32; for grouped queries the ops also hold the gradients of
-    keys and values for every head of the query. Rows are rounded up to 128, the width of heads to 32, or to
-    64 above 128.
+    Row sums and the buffer for the queries' gradient are in float32; for grouped queries the ops also hold
+    the gradients of keys and values for every head of the query. Rows are rounded up to 128, the width of
+    heads to 32, or to 64 above 128.
 
-    With deterministic algorithms the accumulator is multiplied by the number of multiprocessors per head of
-    the batch; 1 is assumed, which holds for a large batch.
+    With deterministic algorithms the buffer for the queries' gradient is multiplied by the number of
+    multiprocessors per head of the batch; 1 is assumed, which holds for a large batch.
     """
     grad, query, key, _, result = args[:5]
     batch, heads, rows, width = query.shape

@@ -41,7 +41,10 @@ class Variant:
 
 
 def forward(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of the forward pass: a float32 accumulator for wide heads in half precision, else ()."""
+    """Return a float32 accumulator's ops if half-precision heads are wider than `_RF_WIDTH`, else ().
+
+    The ops are of the forward pass, and make the outputs first. The wider heads of keys and values count.
+    """
     key, value = args[1], args[2]
     half = value.dtype is not torch.float32
     if half and max(key.shape[-1], value.shape[-1]) > _RF_WIDTH:

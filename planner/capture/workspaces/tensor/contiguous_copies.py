@@ -29,7 +29,10 @@ _OF_CUDNN = (torch.float16, torch.float32, torch.float64)  # dtypes that cuDNN's
 def _copies_after(
     copies: Callable[..., Ops], positions: tuple[int, ...], args: Args, out: Any, target: Target
 ) -> Ops:
-    """Return the ops that make the outputs, then `copies` of the tensors at `positions` in `args`."""
+    """Return the ops of a kernel: its outputs, then those that `copies` returns for some of its arguments.
+
+    These are the tensors at `positions` in `args`.
+    """
     tensors = [argument(args, position) for position in positions]
     return (Outputs(), *copies(*(t for t in tensors if isinstance(t, Tensor))))
 
@@ -181,9 +184,9 @@ def _sampling(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _gradient_of_sampling(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of the gradients of `grid_sampler_2d`: for cuDNN's kernel, copies and both gradients.
+    """Return the ops of `grid_sampler_2d_backward`: the outputs, after copies if cuDNN's kernel runs.
 
-    cuDNN computes the input's gradient even if it is not needed.
+    cuDNN computes the input's gradient even if it is not needed; then the ops hold a block for it.
     """
     grad, x, grid, mode, padding, align_corners, mask = args
     if not _samples_by_cudnn(x, grid, mode, padding, align_corners):

@@ -1,4 +1,4 @@
-"""The command `planner run`."""
+"""The command `planner run`, which runs a user's command on emulated GPUs."""
 
 import sys
 from functools import partial

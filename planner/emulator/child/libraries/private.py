@@ -23,10 +23,10 @@ _LARGEST_BYTES = 2**28
 
 
 def open_private(folder: Path) -> None:
-    """Make sure that a folder exists, and that no other account but root can write into it.
+    """Create a folder, or replace it by an empty one if accounts other than this and root can write into it.
 
-    A folder into which other accounts can write is replaced by an empty one. Raises EmulatorError if the
-    folder belongs to an account other than this or root, OSError if it cannot be created.
+    A folder that is private already is left as it is. Raises EmulatorError if the folder belongs to an
+    account other than this or root, OSError if it cannot be created.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for status in (os.lstat(folder), folder.stat()):  # of a link, and of the folder behind it

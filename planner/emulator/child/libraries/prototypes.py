@@ -30,7 +30,7 @@ class Parameter:
 
     @property
     def base(self) -> str:
-        """Return the name of the parameter's type, without qualifiers and pointers."""
+        """Return the first word of the parameter's type that is not `const`, `struct` or `enum`."""
         words = re.sub(r"[*\[\]]", " ", self.text).split()
         return next((word for word in words if word not in ("const", "struct", "enum")), "")
 

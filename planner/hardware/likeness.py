@@ -238,7 +238,11 @@ def _departures(
 def _other_settings(
     job: Job, sites: Counter[str], settings: KindSettings, capability: tuple[int, int]
 ) -> Iterator[str]:
-    """Yield descriptions of the job's settings that no run of a kind has."""
+    """Yield a text for each setting of the job or GPU that no published run of the job's kind has.
+
+    The settings are the precision and the compute capability, and with convolutions cudnn.benchmark and the
+    memory format.
+    """
     if job.loop.precision.value not in settings.precisions:
         yield f"in {job.loop.precision.value}"
     if sites[CONVOLUTION] and job.environment.cudnn_benchmark not in settings.cudnn_benchmark:

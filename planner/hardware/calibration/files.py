@@ -90,7 +90,7 @@ def load_folders(folders: Iterable[Path]) -> tuple[Calibration, ...]:
 
 
 def load_calibration(path: Path) -> Calibration:
-    """Read the calibration in a file. Raises DataFileError for an invalid file or an unknown schema."""
+    """Read the calibration in a YAML file. Raises DataFileError for an invalid file or an unknown schema."""
     return _calibration(read_entry(path))
 
 
@@ -226,7 +226,7 @@ def _load_own(path: Path, key: Key) -> Calibration | None:
 
 
 def write_calibration(path: Path, calibration: Calibration) -> None:
-    """Write a calibration to a file. Raises DataFileError if it is too large or cannot be written."""
+    """Write a calibration to a YAML file. Raises DataFileError if it is too large or cannot be written."""
     text = calibration_text(calibration)
     if len(text.encode()) > LARGEST_FILE_BYTES:
         raise DataFileError(f"{path}: full; move it away to begin a new one")

@@ -85,7 +85,10 @@ class Observation(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def rise_bytes(self) -> int | None:
-        """Return the rise of a process's memory from the first tensor to its peak, or None if unknown."""
+        """Return the GPU memory a process gained from before its first tensor to its peak, or None.
+
+        It is None if the record has neither this difference nor both levels.
+        """
         if self.process_rise_bytes is not None:
             return self.process_rise_bytes
         if self.process_peak_bytes is None or self.context_before_bytes is None:

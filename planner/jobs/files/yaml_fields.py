@@ -105,7 +105,7 @@ def read_sample(entry: Entry) -> TensorSpec:
 
 
 def _read_target(entry: Entry) -> dict[str, Any]:
-    """Return the target or targets in an entry, as values for `Job.replace`."""
+    """Return the shapes and types of training targets (labels) in an entry, as values for `Job.replace`."""
     import yaml
 
     if not isinstance(entry.node, yaml.SequenceNode):

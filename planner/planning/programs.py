@@ -112,9 +112,9 @@ class _RunBuilder(Struct, frozen=True):
 
 
 def complete_from_library(job: Job, stores: Sequence[ProgramStore] = ()) -> Job:
-    """Return the job with the inputs that the model's library implies.
+    """Return the job with inputs filled in by the model's library, or by a store that has the job.
 
-    The job is returned unchanged if the library implies no inputs. The library is imported only if no store
+    The job is returned unchanged if the library supplies no inputs. The library is imported only if no store
     has the job. Raises UsageError or ModelError.
     """
     return complete_cached(job, stores, _completed) if is_completed_by_library(job) else job

@@ -1,4 +1,4 @@
-"""Run the estimators other than the planner's trace.
+"""Estimate memory by each method except the planner's trace: the formula and other tools.
 
 torch is imported on the first use of an estimator.
 """

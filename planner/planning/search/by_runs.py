@@ -250,7 +250,7 @@ class _RunSearch:
         return self._replayed(program, nearest, batch)
 
     def _estimated(self, by_distance: Sequence[int]) -> Program | None:
-        """Return a rough program for batch sizes near the nearest captured batch size.
+        """Return a rough program from traces of the captured batch sizes, which are given nearest first.
 
         It is used if no exact program fits. For a compiled job, or if there is one trace, the tensors of the
         nearest trace are scaled in proportion. Otherwise the tensors of the two nearest traces are fitted by

@@ -17,7 +17,10 @@ BLOCK = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")  # the number of a block in a modul
 
 
 class NotRepeatedError(Exception):
-    """The error of two traces that do not differ by one repeated block. The message says why."""
+    """The error for runs that cannot be extrapolated to a deeper model from one repeated block.
+
+    The message says why.
+    """
 
 
 class Insertion(Struct, frozen=True):

@@ -110,7 +110,7 @@ def figures_table(
 
 
 def mib_column(title: str = "MiB") -> Column:
-    """Return a numeric column of standard width."""
+    """Return a column of numbers that is at least `FIGURE_WIDTH` characters wide."""
     return Column(title, is_number=True, min_width=FIGURE_WIDTH)
 
 

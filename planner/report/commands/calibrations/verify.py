@@ -122,9 +122,9 @@ def verification_to_json(verification: Verification, import_seconds: float) -> d
 
 
 def measured_figures(seen: Observation) -> dict[str, Any]:
-    """Return a run's figures under the JSON key `measured` or `emulated`; the other key is None.
+    """Return a run's figures under `measured` or `emulated`, by its source, with None under the other.
 
-    The figures are peaks and context in MiB, retries and `oom`.
+    The figures, for JSON, are peaks and context in MiB, retries and `oom`.
     """
     figures, emulated = attributes(seen, *_FIGURES), seen.source == "emulated"
     return {"measured": None if emulated else figures, "emulated": figures if emulated else None}

@@ -58,7 +58,8 @@ def style_of(estimate: Estimate) -> Style:
 def exit_entries(estimate: Estimate | None) -> list[Entry]:
     """Return an entry that explains exit code 1 for an uncertain answer, or [] for a certain answer.
 
-    The answer is uncertain if the batch likely fits, or if it is not known whether it fits.
+    The answer is uncertain if the batch likely fits, or if it is not known whether it fits. Returns [] too if
+    `estimate` is None.
     """
     if estimate is None or estimate.answer not in _UNSURE:
         return []

@@ -35,13 +35,19 @@ class ProgramStore(Protocol):
         """
 
     def put(self, job: Job, target: Target, program: Program) -> None:
-        """Store a program with its variants for the target's compute capability, if the store is writable."""
+        """Store a program, with its variants for the target's compute capability only.
+
+        Does nothing if the store is read-only.
+        """
 
     def get_job(self, job: Job) -> Job | None:
         """Return the stored form of a job that its model's library completed, or None if it is not stored."""
 
     def put_job(self, job: Job, completed: Job) -> None:
-        """Store the completed form of a job under the original job, if the store is writable."""
+        """Store the completed form of a job under the original job.
+
+        Does nothing if the store is read-only.
+        """
 
 
 def complete_cached(job: Job, stores: Sequence[ProgramStore], complete: Callable[[Job], Job]) -> Job:

@@ -179,21 +179,33 @@ def test_the_temporary_storage_of_a_radix_sort(
 def test_short_rows_are_sorted_in_place() -> None:
     """Rows of up to 4096 elements take the numbers 0, 1, 2, ... of one row."""
     assert steps(aten.sort.default, meta(7, 4096)) == (32_768,)
-    assert steps(aten.topk.default, meta(7, 100_000), 5) == ()
 
 
 def test_long_rows_are_sorted_together() -> None:
-    """Three rows of 5000: pairs of index and row, twice, then the keys; sorted along another dimension, the
-    input and both results are laid out anew.
+    """Three rows of 5000: pairs of index and row, twice, and the keys, then the rows' numbers alone; sorted
+    along another dimension, the input and both results are laid out anew.
     """
     pair, keys = 8 * 15_000, 4 * 15_000
-    body = (
-        Hold(pair), Hold(pair), keys + radix_sort_bytes(15_000, 4, 8, CHIP),
-        radix_sort_bytes(15_000, 8, 0, CHIP),
-    )  # fmt: skip
+    body = Hold(pair), Hold(pair), Hold(keys), 194_047, Release(1), 6_655
     assert steps(aten.sort.default, meta(3, 5000)) == (REST, *body)
     assert steps(aten.sort.default, meta(5000, 3), 0) == (REST, Hold(keys), Hold(keys), Hold(pair), *body)
     assert steps(aten.sort.default, meta(5000)) == (REST, Hold(40_000), radix_sort_bytes(5000, 4, 8, CHIP))
+
+
+def test_rows_with_gaps_are_copied_before_they_are_sorted() -> None:
+    """The results have no gaps. If the rows lie one after another in them, the input alone is copied."""
+    keys, pair = Hold(4 * 15_000), Hold(8 * 15_000)
+    assert steps(aten.sort.default, meta(3, 6000)[:, :5000])[:4] == (REST, keys, pair, pair)
+    assert steps(aten.sort.default, meta(3, 10_000)[:, ::2])[:4] == (REST, keys, pair, pair)
+    assert steps(aten.sort.default, meta(5000, 6)[:, :3], 0)[:5] == (REST, keys, keys, pair, pair)
+
+
+def test_many_long_rows_are_sorted_by_one_kernel() -> None:
+    """Its storage has two aligned parts, the other halves of keys and of indices."""
+    sizes = Hold(12_000_000), 18_000_383
+    assert steps(aten.sort.default, meta(300, 5000)) == (REST, *sizes)
+    halves = steps(aten.sort.default, meta(300, 5000, dtype=torch.float16))
+    assert halves == (REST, Hold(12_000_000), 15_000_319)
 
 
 @pytest.mark.parametrize(

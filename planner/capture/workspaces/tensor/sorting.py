@@ -9,8 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
+from planner.capture.meta_kernels.strides import is_dense
 from planner.capture.workspaces._rule import argument, ceil_div, tensor_bytes
-from planner.capture.workspaces.ops import Args, Hold, Op, Ops, Outputs, Rule
+from planner.capture.workspaces.ops import Args, Hold, Op, Ops, Outputs, Release, Rule
 from planner.program import Target
 
 _SMALL = 4096  # rows of at most this length are sorted in place (should_use_small_sort)
@@ -35,6 +36,11 @@ def radix_sort_bytes(many: int, key_bytes: int, value_bytes: int, target: Target
     blocks = ceil_div(many, _block_pairs(key_bytes, value_bytes, target.capability))
     buffers = (many * key_bytes, many * value_bytes) if passes > 1 else ()
     parts = (passes * _DIGITS * 8, blocks * _DIGITS * 4, *buffers, passes * 4)
+    return _storage_bytes(*parts)
+
+
+def _storage_bytes(*parts: int) -> int:
+    """Return the bytes of CUB's temporary storage of these parts, each of which is aligned."""
     return sum(ceil_div(part, _ALIGNED) * _ALIGNED for part in parts) + _ALIGNED - 1
 
 
@@ -55,13 +61,14 @@ def _block_pairs(key_bytes: int, value_bytes: int, capability: tuple[int, int]) 
 
 def _sort(position: int, args: Args, out: Any, target: Target) -> Ops:
     """Return the ops of a sort along the dimension that the argument at `position` gives."""
-    return sort_ops(args[0], argument(args, position, -1), target)
+    return sort_ops(args[0], argument(args, position, -1), target, out[0])
 
 
-def sort_ops(x: Tensor, dim: int, target: Target) -> Ops:
+def sort_ops(x: Tensor, dim: int, target: Target, values: Tensor | None = None) -> Ops:
     """Return the ops of a sort of `x` along a dimension, or () if `x` is empty or a scalar.
 
-    Rows longer than `_SMALL` take temporary storage after the outputs.
+    Rows longer than `_SMALL` take temporary storage after the outputs, and copies if `x` is not dense with
+    one row after another. The sorted `values` have the strides of `x` if they are None.
     """
     if x.dim() == 0 or x.numel() == 0:
         return ()
@@ -71,15 +78,18 @@ def sort_ops(x: Tensor, dim: int, target: Target) -> Ops:
     many, unit = x.numel(), x.element_size()
     rows = many // row
     ops: list[Op] = [Outputs()]
-    if x.stride(dim) != 1:
-        ops += [Hold(many * unit), Hold(many * unit), Hold(8 * many)]  # input, values, indices, rows last
+    if x.stride(dim) != 1 or not is_dense(x.shape, x.stride()):
+        ops.append(Hold(many * unit))
+    if (x if values is None else values).stride(dim) != 1:
+        ops += [Hold(many * unit), Hold(8 * many)]  # values and indices, rows last
     if rows == 1 or row >= _LARGE:
         ops += [Hold(8 * row), *[radix_sort_bytes(row, unit, 8, target)] * min(rows, 2)]
     elif rows < 128:
-        ops += [Hold(8 * many), Hold(8 * many), many * unit + radix_sort_bytes(many, unit, 8, target)]
-        ops.append(radix_sort_bytes(many, 8, 0, target))
+        ops += [Hold(8 * many), Hold(8 * many)]
+        ops += [Hold(many * unit), radix_sort_bytes(many, unit, 8, target), Release(1)]
+        ops.append(radix_sort_bytes(many, 8, 0, target, bits=7))  # of the rows' numbers
     else:
-        ops += [Hold(8 * many), many * (unit + 8)]
+        ops += [Hold(8 * many), _storage_bytes(many * unit, many * 8)]
     return tuple(ops)
 
 
@@ -119,7 +129,7 @@ def _multinomial(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 RULES: dict[str, Rule] = {
-    "sort argsort": partial(_sort, 1),
+    "sort": partial(_sort, 1),
     "sort.stable": partial(_sort, 2),
     "topk": _topk,
     "median nanmedian": _median,

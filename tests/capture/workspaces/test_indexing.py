@@ -6,11 +6,13 @@ from torch import Tensor
 
 from planner.capture.arguments import as_cpu_tensor
 from planner.capture.workspaces.ops import Hold, Op, Release, ReleaseBeneath
+from planner.capture.workspaces.registry import RULES
 from planner.capture.workspaces.tensor.indexing import _index, _index_put, _masked_select
 from planner.capture.workspaces.tensor.sorting import radix_sort_bytes
 from planner.program import OpKind
 from planner.program.target import Target
 from tests.helpers.models import AMPERE
+from tests.helpers.structs import replace
 from tests.helpers.workspaces import REST, aten, index, meta, steps
 
 CHIP = Target.for_capability(AMPERE)
@@ -206,6 +208,61 @@ def test_many_long_rows_are_sorted_by_one_kernel() -> None:
     assert steps(aten.sort.default, meta(300, 5000)) == (REST, *sizes)
     halves = steps(aten.sort.default, meta(300, 5000, dtype=torch.float16))
     assert halves == (REST, Hold(12_000_000), 15_000_319)
+
+
+def test_a_selection_by_several_blocks_counts_digits() -> None:
+    """8192 rows of 1000 take a block each, 8 rows of 100,000 take 56 on 84 multiprocessors.
+
+    Held are a value, two ranks and two prefixes of digits for each row, 256 counts for each block, 256 sums
+    for each row, and two numbers for each block. Emulated GPUs of compute capability 8.6 allocate the same.
+    """
+    rows = (
+        Hold(32_768), Hold(65_536), Hold(65_536), Hold(4_194_304), Hold(8_388_608), Hold(32_768),
+        Hold(32_768), 1279, 1279, Release(7),
+    )  # fmt: skip
+    assert steps(aten.topk.default, meta(8192, 1000), 8) == (REST, *rows)
+    assert steps(aten.topk.default, meta(1000, 8192), 8, 0) == (REST, *rows)
+    assert steps(aten.topk.default, meta(8, 100_000), 8) == (
+        REST, Hold(32), Hold(64), Hold(64), Hold(229_376), Hold(8192), Hold(1792), Hold(1792), 1279, 1279,
+        Release(7),
+    )  # fmt: skip
+    doubles = steps(aten.topk.default, meta(8192, 1000, dtype=torch.float64), 8)
+    assert doubles[1:4] == (Hold(65_536), Hold(65_536), Hold(131_072))
+    transposed = steps(aten.topk.default, meta(1000, 8192).t(), 8)
+    assert transposed == (REST, Hold(32_768_000), *rows[:-1], Release(8))
+
+
+@pytest.mark.parametrize(
+    ("rows", "least"), [(20, 20_000), (21, 10_000), (80, 8000), (199, 5000), (4001, 400)]
+)
+def test_a_selection_from_short_rows_needs_nothing(rows: int, least: int) -> None:
+    """How long a row must be for several blocks depends on the number of rows."""
+    assert steps(aten.topk.default, meta(rows, least - 1), 8) == (REST, Release(0))
+    assert len(steps(aten.topk.default, meta(rows, least), 8)) > 2
+
+
+def test_sums_of_digits_are_made_since_torch_2_10() -> None:
+    """Before, each block sums the counts of the others."""
+    x = meta(8192, 1000)
+    rule = RULES[aten.topk.default]
+    ops = rule((x, 8), aten.topk(x, 8), replace(CHIP, torch=(2, 9)))
+    assert Hold(8_388_608) not in ops and ops[-1] == Release(6)
+
+
+@pytest.mark.parametrize(
+    ("capability", "storage"), [((7, 5), 9727), ((8, 0), 6399), ((9, 0), 5887), ((10, 0), 5375)]
+)
+def test_the_storage_of_sums_over_a_million_rows(capability: tuple[int, int], storage: int) -> None:
+    """16 bytes for each tile of blocks and 4 for its first key, as emulated GPUs allocate them."""
+    assert steps(aten.topk.default, meta(1_000_000, 400), 8, capability=capability)[-2] == storage
+
+
+def test_many_selected_values_are_sorted() -> None:
+    """5000 of 8192 in each of three rows: the sort is over before the indices are gathered."""
+    ops = steps(aten.topk.default, meta(3, 8192), 5000)
+    sort = steps(aten.sort.default, meta(3, 5000))
+    assert ops == (REST, Release(0), Hold(120_000), Hold(60_000), *sort, Release(2), 120_000)
+    assert steps(aten.topk.default, meta(3, 8192), 5000, -1, True, False) == (REST, Release(0))
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from planner.capture.workspaces._rule import ceil_div, contiguous_copies, tensor_bytes
-from planner.capture.workspaces.ops import Args, Hold, Ops, Outputs, Release, Rule, kind_and_size
+from planner.capture.workspaces.ops import Args, Hold, Ops, Outputs, Release, Rule
 from planner.capture.workspaces.tensor.indexing import true_elements_ops
-from planner.capture.workspaces.tensor.sorting import sort_ops
-from planner.program import OpKind, Target
+from planner.capture.workspaces.tensor.sorting import held_blocks, sort_ops
+from planner.program import Target
 
 _BOXES_PER_WORD = 64  # threadsPerBlock of nms_kernel.cu: a word has one bit for each box
 
@@ -28,12 +28,11 @@ def _nms(args: Args, out: Tensor, target: Target) -> Ops:
     if not many:
         return ()
     sort = [op for op in sort_ops(scores, 0, target) if op != Outputs()]
-    held = sum(kind_and_size(op)[0] is OpKind.HOLD for op in sort)
     return (
         Hold(8 * many),
         Hold(tensor_bytes(scores)),
         *sort,
-        Release(held + 1),  # the sorted scores, which are not read
+        Release(held_blocks(tuple(sort)) + 1),  # the sorted scores, which are not read
         Hold(tensor_bytes(boxes)),
         Hold(8 * many * ceil_div(many, _BOXES_PER_WORD)),
         Hold(tensor_bytes(out)),  # ranks of the kept boxes, copied back from the CPU

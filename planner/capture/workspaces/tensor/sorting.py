@@ -1,7 +1,8 @@
 """Workspace rules of sorting and of operators that sort.
 
-Sources: ATen/native/cuda/Sort.cpp, Sort.cu, SortStable.cu, TensorTopK.cpp and Sorting.cpp; for the temporary
-storage of CUB's radix sort, CUDA 13.0 (cub/device/dispatch/dispatch_radix_sort.cuh, tuning_radix_sort.cuh).
+Sources: ATen/native/cuda/Sort.cpp, Sort.cu, SortStable.cu, TensorTopK.cpp, TensorTopK.cu and Sorting.cpp;
+for the temporary storage of CUB, CUDA 13.0 (cub/device/dispatch: dispatch_radix_sort.cuh,
+dispatch_scan_by_key.cuh, tuning/tuning_radix_sort.cuh, tuning/tuning_scan_by_key.cuh).
 """
 
 from functools import partial
@@ -10,9 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from planner.capture.meta_kernels.strides import is_dense
-from planner.capture.workspaces._rule import argument, ceil_div, tensor_bytes
-from planner.capture.workspaces.ops import Args, Hold, Op, Ops, Outputs, Release, Rule
-from planner.program import Target
+from planner.capture.workspaces._rule import argument, ceil_div, contiguous_copies, tensor_bytes
+from planner.capture.workspaces.ops import Args, Hold, Op, Ops, Outputs, Release, Rule, kind_and_size
+from planner.program import OpKind, Target, TorchVersion
 
 _SMALL = 4096  # rows of at most this length are sorted in place (should_use_small_sort)
 _LARGE = 1_000_000  # rows of at least this length are sorted one after another
@@ -20,6 +21,12 @@ _DIGITS = 256  # values of a digit of eight bits
 _ALIGNED = 256  # bytes
 _ONE_BLOCK, _ONE_BLOCK_ITEMS = 256, 19  # threads, and words of four bytes per thread
 _SHARED_BYTES = 48 * 1024
+# `topk` by several blocks of threads for each row: rows up to a number, and the least length for so many rows
+_LEAST_LENGTHS = ((20, 20_000), (40, 10_000), (80, 8_000), (199, 5_000), (799, 3_000), (4_000, 800))
+_LEAST_LENGTH_OF_MORE_ROWS = 400
+_SELECT_BLOCK = 256  # threads
+_SELECT_BLOCKS_PER_SM = 6  # of 40 registers for each thread
+_SUMS_OF_DIGITS_SINCE: TorchVersion = (2, 10)  # pytorch/pytorch#164459
 
 
 def radix_sort_bytes(many: int, key_bytes: int, value_bytes: int, target: Target, bits: int = 0) -> int:
@@ -94,13 +101,62 @@ def sort_ops(x: Tensor, dim: int, target: Target, values: Tensor | None = None) 
 
 
 def _topk(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of `topk`, which sorts the selected values, or () if they are few or left unsorted."""
+    """Return the ops of `topk`: a contiguous copy if needed, the selection, and a sort of many values."""
     values, indices = out
-    dim = argument(args, 2, -1)
-    if values.dim() == 0 or values.shape[dim] <= _SMALL or not argument(args, 4, True):
+    x, dim = args[0], argument(args, 2, -1)
+    if values.numel() == 0:
         return ()
+    ops: Ops = contiguous_copies(x)
+    if x.dim() and _takes_blocks(x.numel() // x.shape[dim], x.shape[dim]):
+        ops += _selection(x, dim, target)
+    ops = (Outputs(), *ops, Release(held_blocks(ops)))
+    if not x.dim() or values.shape[dim] <= _SMALL or not argument(args, 4, True):
+        return ops
+    sort = sort_ops(values, dim, target)
     held = Hold(tensor_bytes(indices)), Hold(tensor_bytes(values))
-    return (Outputs(), *held, *sort_ops(values, dim, target), tensor_bytes(indices))
+    return (*ops, *held, *sort, Release(held_blocks(sort)), tensor_bytes(indices))
+
+
+def held_blocks(ops: Ops) -> int:
+    """Return the number of blocks that ops have held and not released."""
+    kinds = [kind_and_size(op) for op in ops]
+    released = sum(number for kind, number in kinds if kind is OpKind.RELEASE)
+    return sum(kind is OpKind.HOLD for kind, _ in kinds) - int(released)
+
+
+def _takes_blocks(rows: int, row: int) -> bool:
+    """Return whether `topk` selects from a row by several blocks of threads (`should_use_multiblock`)."""
+    least = (length for most, length in _LEAST_LENGTHS if rows <= most)
+    return row >= next(least, _LEAST_LENGTH_OF_MORE_ROWS)
+
+
+def _selection(x: Tensor, dim: int, target: Target) -> Ops:
+    """Return the ops of `topk`'s selection by several blocks of threads, which count the digits of values.
+
+    They hold the last selected value of each row, its rank and its digits so far, the counts of digits of
+    each block, their sums over each row, and twice the number of values that each block selects.
+    """
+    row, unit = x.shape[dim], x.element_size()
+    rows = x.numel() // row
+    at_once = target.sm_count * _SELECT_BLOCKS_PER_SM * _SELECT_BLOCK
+    items = max(4, min(ceil_div(x.numel(), at_once), 64))
+    blocks = rows * ceil_div(row, items * _SELECT_BLOCK)
+    sums = () if target.torch < _SUMS_OF_DIGITS_SINCE else (Hold(4 * _DIGITS * rows),)
+    tiles = ceil_div(blocks, _scan_tile(target.capability))
+    scan = _storage_bytes(16 * (32 + tiles), 4 * (tiles + 1))
+    return (
+        Hold(rows * unit), Hold(8 * rows), Hold(2 * max(4, unit) * rows), Hold(2 * _DIGITS * blocks), *sums,
+        Hold(4 * blocks), Hold(4 * blocks), scan, scan,
+    )  # fmt: skip
+
+
+def _scan_tile(capability: tuple[int, int]) -> int:
+    """Return the number of values that a block of threads sums by key, for keys and values of four bytes."""
+    if capability >= (10, 0):
+        return 224 * 20
+    if capability >= (9, 0):
+        return 288 * 14
+    return 256 * (15 if capability == (8, 0) else 9)
 
 
 def _median(args: Args, out: Any, target: Target) -> Ops:

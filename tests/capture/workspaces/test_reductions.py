@@ -98,3 +98,16 @@ def test_gradients_of_distances_are_made_for_each_pair_of_rows() -> None:
     copies = Hold(4 * 2 * 30 * 8), Hold(4 * 2 * 40 * 8)
     assert steps(func, distances, transposed, other[:1], 1.0, distances) == (*copies, REST, pairs)
     assert steps(func, distances, one, other, 0.0, distances) == (REST,)
+
+
+def test_gradients_of_own_distances_are_made_for_each_pair_of_rows() -> None:
+    """Of 64 rows of 1024, each with 63 others; the sum of 1499 gradients of 6000 numbers is split."""
+    func = aten._pdist_backward.default
+    x, distances = meta(64, 1024), meta(64 * 63 // 2)
+    assert steps(func, distances, x, 2.0, distances) == (REST, Hold(63 * 64 * 1024 * 4))
+    assert steps(func, distances, x, 0.0, distances) == ()
+    x, distances = meta(1500, 4), meta(1500 * 1499 // 2)
+    assert steps(func, distances, x, 2.0, distances) == (
+        REST, Hold(35_976_000), Hold(67_584_000), Hold(188),
+    )  # fmt: skip
+    assert steps(func, meta(0), meta(1, 5), 2.0, meta(0)) == ()

@@ -247,13 +247,29 @@ def _gradient_of_distances(args: Args, out: Tensor, target: Target) -> Ops:
     copied = (*copies, *contiguous_copies(distances, grad))
     if p == 0 or distances.numel() == 0:
         return (*copied, Outputs())
-    pairs = Dense((samples, other.shape[-2], rows, width))
-    sums = reduction(pairs, [1], _partial_bytes(one), target)
-    return (*copied, Outputs(), Hold(prod(pairs.shape) * unit), *sums)
+    return (*copied, Outputs(), *_sum_of_pairs((samples, other.shape[-2], rows, width), one, target))
+
+
+def _gradient_of_own_distances(args: Args, out: Tensor, target: Target) -> Ops:
+    """Return the ops of the gradient of `pdist`: gradients for all pairs of rows, and their sum.
+
+    Source: ATen/native/cuda/DistanceKernel.cu.
+    """
+    _, x, p, distances = args
+    if p == 0 or distances.numel() == 0:
+        return ()
+    return (Outputs(), *_sum_of_pairs((1, x.shape[0] - 1, *x.shape), x, target))
+
+
+def _sum_of_pairs(shape: tuple[int, int, int, int], x: Tensor, target: Target) -> Ops:
+    """Return the ops that hold gradients for pairs of rows of `x`, and those of the sum over dimension 1."""
+    sums = reduction(Dense(shape), [1], _partial_bytes(x), target)
+    return (Hold(prod(shape) * x.element_size()), *sums)
 
 
 RULES: dict[str, Rule] = {
     "_cdist_backward": _gradient_of_distances,
+    "_pdist_backward": _gradient_of_own_distances,
     "sum.dim_IntList nansum prod.dim_int mean.dim": _converted_sum(1),
     "sum prod mean": _converted_sum(None),
     "amax amin any.dims all.dims": _largest(1),

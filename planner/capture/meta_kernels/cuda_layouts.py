@@ -195,6 +195,16 @@ def _squared_error(x: Tensor, target: Tensor, reduction: int = 1, beta: float = 
     return empty(shape, torch.promote_types(x.dtype, target.dtype)).as_strided((), ())
 
 
+def _contiguous_gradient(grad: Tensor, x: Tensor, target: Tensor, *_: Any) -> Any:
+    """Return the gradient of a loss for its input, contiguous whatever the strides of the input.
+
+    The kernel fills contiguous zeros (ATen/native/Loss.cpp).
+    """
+    if not is_floating_meta(x) or x.shape != target.shape or 0 in x.shape:
+        return NotImplemented
+    return empty(x.shape, x.dtype)
+
+
 def _ctc_loss(
     scores: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0,
     zero_infinity: bool = False,
@@ -319,6 +329,7 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
     "_grouped_mm": _grouped_mm,
     "binary_cross_entropy": _binary_cross_entropy,
     "mse_loss smooth_l1_loss": _squared_error,
+    "mse_loss_backward smooth_l1_loss_backward huber_loss_backward": _contiguous_gradient,
     "_ctc_loss _ctc_loss.Tensor": _ctc_loss,
     "_ctc_loss_backward _ctc_loss_backward.Tensor": _ctc_loss_backward,
     "log_sigmoid_forward": _log_sigmoid,

@@ -136,6 +136,25 @@ def test_frequent_cases_are_covered(func: Any, args: tuple[Any, ...], expected: 
     assert ours(func, *args) == expected == torchs(func, *args)
 
 
+@pytest.mark.parametrize(
+    ("func", "options"),
+    [
+        (aten.mse_loss_backward.default, ()),
+        (aten.smooth_l1_loss_backward.default, (1.0,)),
+        (aten.huber_loss_backward.default, (1.0,)),
+    ],
+)
+def test_gradients_of_losses_are_contiguous(func: Any, options: tuple[float, ...]) -> None:
+    """Whatever the formats of input, target and gradient; targets of another shape are left to torch."""
+    x, target = image(2, 3, 4, 5), meta(2, 3, 4, 5)
+    expected = layout(target)
+    for first, second in ((x, x), (x, target), (target, x), (x[:, :1].expand(2, 3, 4, 5), target)):
+        assert ours(func, meta(), first, second, 1, *options) == expected
+        assert ours(func, x, first, second, 0, *options) == expected
+    agrees(func, meta(), target, target, 1, *options)
+    assert ours(func, meta(), target, target[:1], 1, *options) is NotImplemented
+
+
 def test_products_of_groups() -> None:
     """Results are torch's in bfloat16, alike in float32, which its meta kernel refuses; rows are padded."""
     offs = meta(3, dtype=torch.int32)

@@ -184,8 +184,8 @@ def _binary_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = Non
     return empty(x.shape, x.dtype).as_strided((), ())
 
 
-def _squared_error(x: Tensor, target: Tensor, reduction: int = 1, beta: float = 1.0) -> Any:
-    """Return a reduced MSE or smooth L1 loss in a storage of the unreduced loss's size.
+def _resized_loss(x: Tensor, target: Tensor, reduction: int = 1, beta: float = 1.0) -> Any:
+    """Return a reduced MSE, smooth L1 or soft margin loss in a storage of the unreduced loss's size.
 
     Source: ATen/native/Loss.cpp. On CUDA the unreduced loss is resized.
     """
@@ -328,7 +328,7 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
     "native_batch_norm_backward": _native_batch_norm_backward,
     "_grouped_mm": _grouped_mm,
     "binary_cross_entropy": _binary_cross_entropy,
-    "mse_loss smooth_l1_loss": _squared_error,
+    "mse_loss smooth_l1_loss soft_margin_loss": _resized_loss,
     "mse_loss_backward smooth_l1_loss_backward huber_loss_backward": _contiguous_gradient,
     "_ctc_loss _ctc_loss.Tensor": _ctc_loss,
     "_ctc_loss_backward _ctc_loss_backward.Tensor": _ctc_loss_backward,

@@ -194,5 +194,6 @@ def test_ctc_loss_is_sized_by_the_longest_target() -> None:
 def test_binary_cross_entropy_lies_in_a_whole_loss() -> None:
     """The scalar's storage holds a loss for every element; without reduction torch's own kernel answers."""
     x = meta(3, 4)
+    assert ours(aten.soft_margin_loss.default, x, x) == ((), (), torch.float32, 48)
     assert ours(aten.binary_cross_entropy.default, x, x) == ((), (), torch.float32, 48)
     assert ours(aten.binary_cross_entropy.default, x, x, None, 0) is NotImplemented

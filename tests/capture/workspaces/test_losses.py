@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.capture.workspaces.nn.losses import RULES
-from planner.capture.workspaces.ops import Hold, Outputs, Release
+from planner.capture.workspaces.ops import Hold, Outputs, Release, ReleaseBeneath
 from planner.jobs import Mode
 from planner.program import Target
 from tests.capture.recorder.test_recorder import Apply
@@ -18,6 +18,15 @@ def test_a_mean_squared_error_is_made_in_full_first() -> None:
     x = meta(4, 5)
     assert steps(aten.mse_loss.default, x, x) == (REST, Hold(80))
     assert steps(aten.mse_loss.default, x, x, 0) == ()
+
+
+def test_a_soft_margin_loss_is_made_in_full_first() -> None:
+    """Its mean is copied into it. The gradient takes two factors, and the exponential of their product."""
+    x = meta(4, 5)
+    assert steps(aten.soft_margin_loss.default, x, x) == (REST, Hold(4))
+    assert steps(aten.soft_margin_loss.default, x, x, 0) == ()
+    gradient = (Hold(80), Hold(80), Hold(80), ReleaseBeneath(1), ReleaseBeneath(1), REST)
+    assert steps(aten.soft_margin_loss_backward.default, meta(), x, x, 1) == gradient
 
 
 def test_cross_entropy_of_logits_takes_two_tensors() -> None:

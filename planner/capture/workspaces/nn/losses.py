@@ -11,7 +11,7 @@ from torch import Tensor
 
 from planner.capture.meta_kernels.strides import broadcast
 from planner.capture.workspaces._rule import argument, tensor_bytes
-from planner.capture.workspaces.ops import Args, Hold, Ops, Output, Outputs, Release, Rule
+from planner.capture.workspaces.ops import Args, Hold, Ops, Output, Outputs, Release, ReleaseBeneath, Rule
 from planner.capture.workspaces.tensor.reductions import reduction
 from planner.program import Target
 
@@ -53,14 +53,24 @@ def _result_last(at: int, temporaries: int) -> Rule:
     return rule
 
 
-def _binary_cross_entropy(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of binary cross entropy: the mean or sum and its reduction, or () if unreduced.
+def _copied_result(at: int) -> Rule:
+    """Return the rule of a loss that copies its mean or sum into the storage of the unreduced loss.
 
-    The mean is copied into the storage of the unreduced loss. See `meta_kernels/cuda_layouts.py`.
+    The loss's argument at position `at` is the kind of reduction. See `meta_kernels/cuda_layouts.py`.
     """
-    if argument(args, 3, 1) == _NONE:
-        return ()
-    return Outputs(), Hold(args[0].element_size()), *reduction(args[0], None, 4, target)
+
+    def rule(args: Args, out: Any, target: Target) -> Ops:
+        if argument(args, at, 1) == _NONE:
+            return ()
+        return Outputs(), Hold(args[0].element_size()), *reduction(args[0], None, 4, target)
+
+    return rule
+
+
+def _soft_margin_loss_backward(args: Args, out: Tensor, target: Target) -> Ops:
+    """Return the ops of the gradient of soft margin loss: two factors and their product's exponential."""
+    whole = Hold(tensor_bytes(out))
+    return whole, whole, whole, ReleaseBeneath(1), ReleaseBeneath(1), Outputs()
 
 
 def _ctc_loss(args: Args, out: Any, target: Target) -> Ops:
@@ -95,8 +105,9 @@ def _ctc_loss_backward(args: Args, out: Any, target: Target) -> Ops:
 RULES: dict[str, Rule] = {
     "mse_loss smooth_l1_loss": _result_first(2),
     "huber_loss": _result_last(2, 1),
-    "soft_margin_loss": _result_last(2, 2),
-    "binary_cross_entropy": _binary_cross_entropy,
+    "soft_margin_loss": _copied_result(2),
+    "soft_margin_loss_backward": _soft_margin_loss_backward,
+    "binary_cross_entropy": _copied_result(3),
     "binary_cross_entropy_with_logits": _result_last(4, 2),
     "_ctc_loss _ctc_loss.Tensor": _ctc_loss,
     "_ctc_loss_backward _ctc_loss_backward.Tensor": _ctc_loss_backward,

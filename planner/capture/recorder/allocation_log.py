@@ -27,6 +27,7 @@ class Block:
     site: int
     stream: int = 0
     may_fail: bool = False
+    node: int = -1  # the number of the autograd node that ran, or -1 if none did
 
 
 class StorageRef(weakref.ref[Any]):

@@ -478,7 +478,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _alloc(self, size_bytes: int, category: Category, op: str, module: str | None = None) -> Block:
         where = self.modules.name_in(self.phase) if module is None else module
-        return self._log.alloc(size_bytes, category, op, where, self._stream)
+        block = self._log.alloc(size_bytes, category, op, where, self._stream)
+        if self.phase is Phase.BACKWARD and (node := torch._C._current_autograd_node()) is not None:
+            block.node = node._sequence_nr()
+        return block
 
     def _expect_inplace_accumulation(self, args: tuple[Any, ...], out: Tensor) -> None:
         """Note an addition of gradients that may be in place on a GPU.
@@ -488,7 +491,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         (ATen/TensorSubclassLikeUtils.h). It held the last reference exactly if the operand's storage is freed
         before anything else happens. It never accumulates in a view, since the view holds its base; but it
         does in the last of several tensors that a kernel made in one storage, such as cuDNN's gradients of a
-        recurrent layer's weights.
+        recurrent layer's weights. A node may also add tensors of its own, which is never in place.
         """
         operand = args[0]
         if not isinstance(operand, Tensor) or operand.dtype != out.dtype or operand.shape != out.shape:
@@ -497,8 +500,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         old = self._storages.get(operand.untyped_storage()._cdata)
         new = self._storages.get(out.untyped_storage()._cdata)
-        if old is not None and new is not None:
+        if old is not None and new is not None and not _is_in_formula(old.block):
             self._log.expect_inplace_accumulation(old.block, new)
+
+
+def _is_in_formula(block: Block) -> bool:
+    """Return whether an addition to a tensor in a block is part of the running autograd node's own formula.
+
+    Autograd adds what the node returns to a tensor of an earlier node, unless the node returns two gradients
+    of one tensor. `var_mean` is a node that adds two tensors of its own (autograd/FunctionsManual.cpp).
+    """
+    node = torch._C._current_autograd_node()
+    if node is None or node._sequence_nr() != block.node:
+        return False
+    edges = [edge for edge in node.next_functions if edge[0] is not None]
+    return len(set(edges)) == len(edges)
 
 
 def _is_on_meta(args: Any, out: Any) -> bool:

@@ -169,6 +169,25 @@ def test_a_view_of_a_gradient_is_not_added_to_in_place() -> None:
     validate(view_first)
 
 
+@pytest.mark.parametrize(
+    ("function", "blocks"),
+    [
+        (lambda y: sum(torch.var_mean(y, 1)), 5),  # deviations, their gradient, that of the mean, their sum
+        (lambda y: sum(torch.std_mean(y, 1)), 5),
+        (lambda y: torch.var_mean(y, 1)[1] + (2 * y).sum(1), 3),  # the sum lies in the branch's gradient
+        (lambda y: y * y, 3),  # two gradients of one tensor, which autograd adds
+    ],
+)
+def test_what_a_node_adds_of_its_own_takes_a_block(function: Callable[[Tensor], Tensor], blocks: int) -> None:
+    """Autograd adds gradients of branches in place, a formula of a node adds into a new tensor.
+
+    The last block is the gradient of the weight for each sample.
+    """
+    trace = trace_of(lambda: Branches(function), job_of("7", mode=Mode.TRAIN), 4)
+    lines = story(trace)
+    assert lines[lines.index("backward 1") :].count("+112 temporaries") == blocks
+
+
 def test_the_gradient_of_an_index_is_accumulated_where_its_zeros_lie() -> None:
     """`x[index]` has one block of zeros as its gradient, into which the rows are added."""
     rows = torch.tensor([0, 2, 2], device="meta")

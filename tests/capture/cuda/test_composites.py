@@ -57,6 +57,16 @@ def test_products_have_torchs_values_and_gradients(dim: int | None, keepdim: boo
     assert torch.allclose(ours.grad, torchs.grad)
 
 
+@pytest.mark.parametrize("shape", [(3, 4, 5), (3, 1, 5), (1,), ()])
+def test_running_products_have_torchs_gradients(shape: tuple[int, ...]) -> None:
+    """The gradient of a running product without zeros is a running sum from the end over each element."""
+    x = (torch.rand(shape, dtype=torch.float64) + 0.5).requires_grad_()
+    dim = min(1, len(shape) - 1) if shape else 0
+    out, grad = x.cumprod(dim), torch.rand(shape, dtype=torch.float64)
+    ours = kernels(TORCH_2_9)["cumprod_backward"](grad, x.detach(), dim, out.detach())
+    assert torch.allclose(ours, *torch.autograd.grad(out, x, grad))
+
+
 class Product(nn.Module):
     """A product over the first dimension of weighted samples."""
 
@@ -82,3 +92,25 @@ def test_the_gradient_of_a_product_in_full() -> None:
         "-8",
         "+256 temporaries",  # each product over each of its elements
     ]
+
+
+class RunningProduct(nn.Module):
+    """Running products of weighted samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * self.weight).cumprod(1)
+
+
+def test_the_gradient_of_a_running_product_in_full() -> None:
+    """The backward pass makes weighted gradients and a mask of zeros, then sums them from the end."""
+    lines = story(trace_of(RunningProduct, job_of("4x8", mode=Mode.TRAIN, steps=1), 2))
+    start = lines.index("backward 1")
+    assert [line.split()[0] for line in lines[start + 2 : start + 15]] == [
+        "+256", "+64", "+1", "-1",  # weighted gradients, which elements are zero, and whether any is
+        "+256", "+256", "+256", "-256", "-256",  # flipped, summed, flipped back
+        "+256", "-256", "-64", "-256",  # over each element
+    ]  # fmt: skip

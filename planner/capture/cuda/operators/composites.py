@@ -290,9 +290,33 @@ def _product_over(x: Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dt
     return _Product.apply(x, dim, keepdim, dtype)  # type: ignore[no-untyped-call]
 
 
+# ---- cumprod: ATen/native/ReduceOps.cpp
+
+
+def _cumprod_backward(grad: Tensor, x: Tensor, dim: int, out: Tensor) -> Any:
+    """Return the gradient of `cumprod` computed as CUDA does if no element is zero.
+
+    torch looks for zeros first, and takes another path if there is one. For meta tensors it always takes a
+    third path, made for second gradients, element by element.
+    """
+    if x.numel() <= 1 or x.shape[dim] == 1:
+        return grad
+    weighted = out * grad
+    zeros = x == 0
+    zeros.any()
+    flipped = weighted.flip(dim)
+    sums = flipped.cumsum(dim)
+    reversed_sums = sums.flip(dim)
+    del flipped, sums
+    gradient = reversed_sums.div(x)
+    del reversed_sums, zeros, weighted
+    return gradient
+
+
 _KERNELS: Mapping[str, Callable[..., Any]] = {
     "prod": _product,
     "prod.dim_int": _product_over,
+    "cumprod_backward": _cumprod_backward,
     "linear": _linear,
     "dropout": _dropout,
     "softmax.int": _softmax_by(aten._softmax),

@@ -91,10 +91,14 @@ def test_backward_of_a_large_ctc_loss_sums_up_the_blanks(zero_infinity: bool) ->
 
 
 def test_distances_extend_both_sets_of_points() -> None:
-    """30 and 40 points of 5 coordinates, extended to 7."""
+    """30 and 40 points of 5 coordinates, extended to 7 by norms and ones, which are freed then."""
     x, y = meta(2, 30, 5), meta(2, 40, 5)
-    ops = steps(aten._euclidean_dist.default, x, y)
-    assert ops[-3:] == (Hold(2 * 30 * 7 * 4), Hold(2 * 40 * 7 * 4), REST)
+    assert steps(aten._euclidean_dist.default, x, y) == (
+        Hold(1200), Hold(240), ReleaseBeneath(1), Hold(240),
+        Hold(1600), Hold(320), ReleaseBeneath(1), Hold(320),
+        Hold(1200), Hold(1680), ReleaseBeneath(4), ReleaseBeneath(4), ReleaseBeneath(1),
+        Hold(2240), ReleaseBeneath(3), ReleaseBeneath(2), REST,
+    )  # fmt: skip
 
 
 def test_fourier_transforms_take_a_work_area() -> None:

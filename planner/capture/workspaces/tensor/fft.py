@@ -5,8 +5,9 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from planner.capture.workspaces._rule import tensor_bytes
-from planner.capture.workspaces.ops import Args, Hold, Op, Ops, Outputs, Rule
+from planner.capture.workspaces._rule import accumulator_bytes, released, tensor_bytes
+from planner.capture.workspaces.ops import Args, Hold, Op, Ops, Outputs, ReleaseBeneath, Rule
+from planner.capture.workspaces.tensor.reductions import reduction
 from planner.program import Target
 
 
@@ -68,16 +69,26 @@ def _fourier_to_real(args: Args, out: Tensor, target: Target) -> Ops:
 def _euclidean_distance(args: Args, out: Tensor, target: Target) -> Ops:
     """Return the ops of `_euclidean_dist`: norms, extended rows of both operands, and the output.
 
-    PyTorch extends each row by its squared norm and a one, and multiplies the extended rows. Source:
-    ATen/native/Distance.cpp.
+    PyTorch extends each row by its squared norm and a one, and multiplies the extended rows. What the rows
+    are extended from is freed once they are. Source: ATen/native/Distance.cpp.
     """
     x, y = args[:2]
     ops: list[Op] = []
     for points in (x, y):
         norms = points.element_size() * (points.numel() // max(points.shape[-1], 1))
-        ops += [tensor_bytes(points), Hold(norms), Hold(norms)]
+        sums = reduction(points, [-1], accumulator_bytes(points), target)
+        ops += [
+            Hold(tensor_bytes(points)),
+            Hold(norms),
+            *sums,
+            *released(sums),
+            ReleaseBeneath(1),
+            Hold(norms),
+        ]
     extended = [t.element_size() * (t.numel() // max(t.shape[-1], 1)) * (t.shape[-1] + 2) for t in (x, y)]
-    return (*ops, Hold(tensor_bytes(x)), Hold(extended[0]), Hold(extended[1]), Outputs())
+    of_x = ReleaseBeneath(4), ReleaseBeneath(4), ReleaseBeneath(1)  # ones, norms, and rows times -2
+    of_y = ReleaseBeneath(3), ReleaseBeneath(2)
+    return (*ops, Hold(tensor_bytes(x)), Hold(extended[0]), *of_x, Hold(extended[1]), *of_y, Outputs())
 
 
 RULES: dict[str, Rule] = {

@@ -42,7 +42,7 @@ def test_embedding_gradient_of_few_indices_needs_nothing() -> None:
 
 
 def test_embedding_gradient_of_many_indices_sorts_them() -> None:
-    """4096 indices into 1000 rows of 8: sorted, then 4096 / 10 + 1000 partial rows in float32."""
+    """4096 indices into 1000 rows of 8: sorted, in groups, then 4096 / 10 + 1000 partial rows in float32."""
     ops = steps(
         aten.embedding_dense_backward.default,
         meta(2, 2048, 8, dtype=torch.bfloat16),
@@ -53,8 +53,25 @@ def test_embedding_gradient_of_many_indices_sorts_them() -> None:
     )
     assert ops == (
         Hold(32_768), Hold(32_768), Hold(32_768), radix_sort_bytes(4096, 8, 8, CHIP, bits=10), Release(1),
-        REST, Hold(8000), Hold(8), Hold(8000), Hold(8000), Hold(8), Hold(1409 * 8), Hold(1409 * 8 * 4),
+        REST, Hold(32_768), Hold(8), Hold(32_768), 1279, Release(1),
+        Hold(8000), Hold(8000), Hold(8), Hold(1409 * 8), Hold(1409 * 8 * 4),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "storage"),
+    [
+        ((8, 9), torch.int64, 3583), ((8, 9), torch.int32, 2303), ((8, 0), torch.int64, 1791),
+        ((8, 0), torch.int32, 1535), ((9, 0), torch.int64, 1279), ((9, 0), torch.int32, 1279),
+    ],
+)  # fmt: skip
+def test_the_first_of_equal_indices_are_found_tile_by_tile(
+    capability: tuple[int, int], dtype: torch.dtype, storage: int
+) -> None:
+    """50,000 indices take the storage that emulated GPUs allocate."""
+    args = (meta(50_000, 16), meta(50_000, dtype=dtype), 6000, -1, False)
+    ops = steps(aten.embedding_dense_backward.default, *args, capability=capability)
+    assert ops[ops.index(REST) + 4 :][:2] == (storage, Release(1))
 
 
 def test_accumulating_index_put_sorts_its_indices() -> None:

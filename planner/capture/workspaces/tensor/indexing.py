@@ -62,14 +62,31 @@ def _sort_and_sum(indices: Tensor, rows: int, grad: Tensor, target: Target) -> O
         radix_sort_bytes(many, unit, unit, target, bits_of(rows)),
         Release(1),
         Outputs(),
-        Hold(segments * unit),  # starts of the groups of equal indices
+        Hold(many * unit),  # starts of the groups of equal indices
         Hold(8),
-        Hold(segments * unit),  # each group's number of partial rows, and their running sum
+        Hold(many * unit),  # an index for each group, which is not read
+        _unique_bytes(many, unit, target.capability),
+        Release(1),
+        Hold(segments * unit),  # each group's number of partial rows, and their running sum, by a small scan
         Hold(segments * unit),
         Hold(8),
         Hold(partial * unit),
         Hold(partial * prod(grad.shape[-1:]) * accumulator_bytes(grad)),
     )
+
+
+def _unique_bytes(many: int, unit: int, capability: tuple[int, int]) -> int:
+    """Return the bytes of CUB's temporary storage to find the first of equal indices of `unit` bytes.
+
+    A tile has 16 bytes (dispatch_unique_by_key.cuh and tuning/tuning_unique_by_key.cuh, CUDA 13.0).
+    """
+    if capability >= (9, 0):
+        tile = 448 * 11 if unit == 8 else 512 * 14
+    elif capability == (8, 0):
+        tile = 192 * 7 if unit == 8 else 256 * 11
+    else:
+        tile = 64 * 5 if unit == 8 else 64 * 11
+    return _tiles_bytes(ceil_div(many, tile))
 
 
 def _embedding_bag_backward(args: Args, out: Tensor, target: Target) -> Ops:
@@ -318,11 +335,18 @@ def _masked_scatter(args: Args, out: Tensor, target: Target) -> Ops:
 def _scan_bytes(many: int) -> int:
     """Return the bytes of CUB's temporary storage for a scan of `many` elements.
 
-    The storage has 16 bytes for each tile and for 32 further tiles, aligned to 256 bytes, and an alignment
-    for each of two parts (dispatch_scan.cuh and util_temporary_storage.cuh of CUB).
+    See dispatch_scan.cuh of CUB.
     """
-    tiles = 16 * (ceil_div(many, _SCANNED_TOGETHER) + 32)
-    return 256 * ceil_div(tiles, 256) + 256 + 255
+    return _tiles_bytes(ceil_div(many, _SCANNED_TOGETHER))
+
+
+def _tiles_bytes(tiles: int) -> int:
+    """Return the bytes of CUB's temporary storage of a kernel that works on tiles, one after another.
+
+    The storage has 16 bytes for each tile and for 32 further tiles, aligned to 256 bytes, and an alignment
+    for each of two parts (util_temporary_storage.cuh of CUB).
+    """
+    return 256 * ceil_div(16 * (tiles + 32), 256) + 256 + 255
 
 
 RULES: dict[str, Rule] = {

@@ -15,7 +15,7 @@ from planner.errors import ModelError
 from planner.jobs import Job, Mode, parse_tensor_spec, resolve_job
 from planner.program import find_growth
 from planner.program.events import GRAPH_POOL, Alloc, Category, Free, Phase, PhaseStart, Trace, validate
-from tests.helpers.models import AMPERE, born
+from tests.helpers.models import AMPERE, born, story
 
 HEAD = """
 import torch
@@ -1875,3 +1875,20 @@ def train_step(images):
     trace = trace_code(tmp_path, code, "train_step", "64")
     assert born(trace, "mm.out").count(BATCH * 300 * 4) == 3
     assert born(trace, "abs.out") == 3 * [BATCH * 300 * 4, BATCH * 300 * 8]
+
+
+def test_weights_leave_for_a_buffer_that_is_there_already(tmp_path: Path) -> None:
+    """A recurrent layer that goes to the GPU takes its weights' buffer before they are freed one by one."""
+    code = """
+layer = nn.GRU(64, 8).cuda()
+
+def train_step(images):
+    layer(images.cuda()[None])[0].sum().backward()
+"""
+    trace = trace_code(tmp_path, code, "train_step", "64")
+    weights = [4 * 24 * 64, 4 * 24 * 8, 4 * 24, 4 * 24]
+    assert story(trace)[1:10] == [
+        *(f"+{size} temporaries" for size in weights),
+        f"+{sum(weights)} parameters",
+        *(f"-{size}" for size in weights),
+    ]

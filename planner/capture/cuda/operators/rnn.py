@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from planner.capture.cuda.devices.placement import is_on_host
+from planner.capture.cuda.devices.placement import is_on_host, is_put_on_gpu, opened
 from planner.capture.operator_table import overload
 from planner.capture.workspaces.nn.rnn import FIRST_DROPOUT_DIM, MODE_NUMBERS, RnnSizes
 
@@ -39,12 +39,17 @@ def patches() -> Iterator[tuple[str, object]]:
 
 
 def _flatten_again(layer: Any) -> None:
-    """Move the weights of a recurrent layer into a new buffer, as CUDA does in each call."""
+    """Move the weights of a recurrent layer into a new buffer, as CUDA does in each call.
+
+    The buffer is allocated before the weights' previous storages are freed.
+    """
     if not _can_flatten(layer):
         return
-    _move_into(
-        torch.zeros(_elements(layer), dtype=layer._flat_weights[0].dtype, device="meta"), layer._flat_weights
-    )
+    weights = layer._flat_weights
+    buffer = torch.zeros(_elements(layer), dtype=weights[0].dtype, device="meta")
+    if is_put_on_gpu(weights[0]):
+        opened[-1].put(buffer)
+    _move_into(buffer, weights)
 
 
 def _move_into(buffer: Tensor, weights: Sequence[Tensor]) -> None:

@@ -89,7 +89,8 @@ def with_last_batch(job: Job, batch: int, source: TraceSource) -> Trace:
         smaller = source(last)
     except ModelError as error:
         return _noted(full, f"{ends}, which is not counted, since the model fails there: {error}")
-    for order in _orders(job, job.samples.dataset_size // batch):
+    steps = max(event.step for event in full.events if isinstance(event, PhaseStart))
+    for order in _orders(job, steps, job.samples.dataset_size // batch):
         joined = _stitch(full, smaller, order)
         if joined is not None:
             before = next(number for number, (_, is_smaller) in enumerate(order) if is_smaller)
@@ -140,8 +141,8 @@ def _noted(trace: Trace, note: str) -> Trace:
     return replace(trace, notes=(*trace.notes, note))
 
 
-def _orders(job: Job, full_batches: int) -> Iterator[_Order]:
-    """Yield candidate sequences of traced steps that represent an epoch, the preferred first.
+def _orders(job: Job, steps: int, full_batches: int) -> Iterator[_Order]:
+    """Yield candidate sequences of the traced `steps` that represent an epoch, the preferred first.
 
     Each ends with the step of the smaller batch and the first step of the next epoch. If the trace has at
     least three steps, the last sequence repeats no step. Nothing is yielded if the trace has too few steps.
@@ -149,15 +150,15 @@ def _orders(job: Job, full_batches: int) -> Iterator[_Order]:
     # The evaluation comes before the last traced step, and the last forward pass saves tensors for a backward
     # pass: such a step is played once, at the end.
     is_last_special = job.loop.evaluate or job.loop.mode is Mode.FORWARD
-    usual = job.loop.steps - 1 if is_last_special else job.loop.steps
-    before = max(1, min(full_batches // job.loop.accumulate, job.loop.steps))
+    usual = steps - 1 if is_last_special else steps
+    before = max(1, min(full_batches // job.loop.accumulate, steps))
     if usual > 1:  # the first step differs from all others
         opening = [(min(step, usual), False) for step in range(1, before + 1)]
-        after = job.loop.steps if is_last_special else min(before + 2, usual)
+        after = steps if is_last_special else min(before + 2, usual)
         yield (*opening, (min(before + 1, usual), True), (after, False))
-    if job.loop.steps > 2:
-        opening = [(step, False) for step in range(1, job.loop.steps - 1)]
-        yield (*opening, (job.loop.steps - 1, True), (job.loop.steps, False))
+    if steps > 2:
+        opening = [(step, False) for step in range(1, steps - 1)]
+        yield (*opening, (steps - 1, True), (steps, False))
 
 
 def _stitch(full: Trace, smaller: Trace, order: _Order) -> Trace | None:

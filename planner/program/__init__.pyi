@@ -39,8 +39,8 @@ from .extrapolation.fit import (
     rounded_affine as rounded_affine, scaled_program as scaled_program, tensors_diverge as tensors_diverge,
 )
 from .growth import (
-    GrowingSite as GrowingSite, Growth as Growth, STREAM_POOL as STREAM_POOL, find_growth as find_growth,
-    growing_blocks as growing_blocks,
+    FEWEST_STEPS as FEWEST_STEPS, GrowingSite as GrowingSite, Growth as Growth, STREAM_POOL as STREAM_POOL,
+    find_growth as find_growth, growing_blocks as growing_blocks,
 )
 from .kernels.expansion import OpKind as OpKind
 from .pieces import (

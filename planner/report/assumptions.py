@@ -197,7 +197,7 @@ def _loop(job: Job) -> str:
             "no sequence ends before; the key-value cache grows by concatenation and goes with the call"
         )
     if job.loop.mode is Mode.STEP:
-        return f"{job.loop.steps} calls of its own step, whose result lives until the next is there"
+        return "the result of its own step lives until the next is there"
     zeroed = "filled with zeros" if job.loop.keep_grads else "set to None"
     when = _ZERO_GRAD[job.loop.zero_grad]
     if job.loop.drop_output:

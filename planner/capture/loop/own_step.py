@@ -5,13 +5,14 @@ The batch is on the CPU, as from a data loader, and the step moves it. If a step
 gets the batch on the GPU, as from a loader that moves batches.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
 import torch
-from torch import optim
+from torch import Tensor, optim
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from planner.capture.cuda.names import Names
@@ -22,28 +23,34 @@ from planner.capture.loop.training_loop import MOST_MICRO_BATCHES
 from planner.capture.models.transformers.own_trainer import TrainerModule
 from planner.capture.models.user_code.step import StepModule
 from planner.jobs import Job
-from planner.program import Phase
+from planner.program import FEWEST_STEPS, Phase
+
+_MOST_CALLS = 12  # enough for an optimizer that steps in every sixth call
 
 
 def run_own_steps(
     model: StepModule, job: Job, load_batch: BatchLoader, on_phase: PhaseHook
 ) -> tuple[str, ...]:
-    """Call the user's step on `job.loop.steps` batches, and return notes on the optimizer steps that ran.
+    """Call the user's step on at least `job.loop.steps` batches, and return notes on its optimizer steps.
 
-    The last result is still alive in the phase `END`.
+    A job of three or more steps goes on until each optimizer has made two steps, for `_MOST_CALLS` calls at
+    most. It may make one every few calls, and only after the first does it hold its state. The last result is
+    still alive in the phase `END`.
     """
     result = None  # like a variable of a script, which keeps a loss alive
     phases = _Phases(on_phase, model.optimizers)
+    step, most = 0, _MOST_CALLS if job.loop.steps >= FEWEST_STEPS else 0
     with torch.enable_grad(), phases.watching(), take_all_steps():
-        for step in range(1, job.loop.steps + 1):
+        while step < job.loop.steps or (step < most and phases.waits_for_optimizers()):
+            step += 1
             phases.start(step, Phase.INPUTS)
             args, kwargs, target = load_batch()
             phases.start(step, Phase.FORWARD)
             result = model(args, kwargs, target)
             del args, kwargs, target
-        phases.start(job.loop.steps, Phase.END)
+        phases.start(step, Phase.END)
     del result
-    return phases.notes(job)
+    return phases.notes(step)
 
 
 def run_trainer(model: TrainerModule, job: Job, batch: int, on_phase: PhaseHook) -> tuple[str, ...]:
@@ -59,7 +66,7 @@ def run_trainer(model: TrainerModule, job: Job, batch: int, on_phase: PhaseHook)
             lambda: phases.start(next(steps), Phase.INPUTS),
             phases.continue_with,
         )
-    return (*phases.notes(job), *notes)
+    return (*phases.notes(job.loop.steps), *notes)
 
 
 class _Phases:
@@ -74,7 +81,7 @@ class _Phases:
         self._step = 0
         self._running: list[Phase] = []
         self._stepped: dict[str, None] = {}  # names of the classes of optimizers that stepped
-        self._updates = 0
+        self._updates: Counter[int] = Counter()  # by the id of the optimizer
 
     def start(self, step: int, phase: Phase) -> None:
         self._step, self._running = step, [phase]
@@ -84,16 +91,22 @@ class _Phases:
         """Start a phase without starting a new step."""
         self.start(self._step, phase)
 
-    def notes(self, job: Job) -> tuple[str, ...]:
+    def waits_for_optimizers(self) -> bool:
+        """Return whether parameters of an optimizer have not been updated twice by it or another one."""
+        parameters = {key: set(map(id, _parameters(one))) for key, one in self._optimizers.items()}
+        updated = [parameters[key] for key in parameters if self._updates[key] > 1]
+        return not set().union(*parameters.values()) <= set().union(*updated)
+
+    def notes(self, calls: int) -> tuple[str, ...]:
         """Return a note that tells which optimizers stepped and how often, or that no optimizer did."""
-        if not self._updates:
-            return (
-                f"no optimizer of torch.optim stepped in {job.loop.steps} calls of the step; if it does so "
-                "every N calls, give --steps N or more",
-            )
-        plural = "" if self._updates == 1 else "s"
-        each = f"{self._updates} optimizer step{plural} in {job.loop.steps} calls"
-        return (f"its own step runs {', '.join(self._stepped)}: {each}",)
+        more = "if one steps in every Nth call only, give twice N as --steps"
+        updates = self._updates.total()
+        if not updates:
+            return (f"no optimizer of torch.optim stepped in {calls} calls of the step; {more}",)
+        plural = "" if updates == 1 else "s"
+        each = f"{updates} optimizer step{plural} in {calls} calls"
+        few = f"; not all parameters were updated twice: {more}" if self.waits_for_optimizers() else ""
+        return (f"its own step runs {', '.join(self._stepped)}: {each}{few}",)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -139,10 +152,15 @@ class _Phases:
     def _before_update(self, optimizer: optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._optimizers[id(optimizer)] = optimizer
         self._stepped[type(optimizer).__name__] = None
-        self._updates += 1
+        self._updates[id(optimizer)] += 1
         # A closure runs the model, and the optimizer reads its result: values of updates are unknown.
         has_closure = any(map(callable, (*args, *kwargs.values())))
         self._enter(Phase.FORWARD if has_closure else Phase.OPTIMIZER)
 
     def _after_update(self, optimizer: optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._leave()
+
+
+def _parameters(optimizer: optim.Optimizer) -> Iterator[Tensor]:
+    for group in getattr(optimizer, "param_groups", ()):  # wrappers of optimizers may have none
+        yield from group["params"]

@@ -1892,3 +1892,49 @@ def train_step(images):
         f"+{sum(weights)} parameters",
         *(f"-{size}" for size in weights),
     ]
+
+
+@pytest.mark.parametrize(
+    ("when", "calls"), [("step % 2 == 0", 4), ("step % 5 == 0", 10), ("step == 2", 12), ("step % 8 == 0", 12)]
+)
+def test_a_step_is_called_until_its_optimizer_has_stepped_twice(
+    tmp_path: Path, when: str, calls: int
+) -> None:
+    code = f"""
+model = net()
+optimizer = torch.optim.Adam(model.parameters())
+step = 0
+
+def train_step(images):
+    global step
+    step += 1
+    model(images.cuda()).sum().backward()
+    if {when}:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+    trace = trace_code(tmp_path, code, "train_step", "64")
+    assert born(trace, "_to_copy") == calls * [BATCH * 64 * 4]
+    says_more = any("not all parameters were updated twice" in note for note in trace.notes)
+    assert says_more is (calls == 12)
+
+
+def test_parameters_of_several_optimizers_are_updated_twice_each(tmp_path: Path) -> None:
+    """As in WGANs. An optimizer whose parameters another one updates, as wrappers have, is not waited for."""
+    code = """
+model, critic = net(), net()
+optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, critic, model)]
+step = 0
+
+def train_step(images):
+    global step
+    step += 1
+    model(images.cuda()).sum().backward()
+    critic(images.cuda()).sum().backward()
+    optimizers[0].step()
+    if step % 3 == 0:
+        optimizers[1].step()
+"""
+    trace = trace_code(tmp_path, code, "train_step", "64")
+    assert born(trace, "_to_copy") == 2 * 6 * [BATCH * 64 * 4]
+    assert "its own step runs SGD: 8 optimizer steps in 6 calls" in trace.notes

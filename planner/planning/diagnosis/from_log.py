@@ -73,10 +73,7 @@ def _diagnose(message: Message) -> Diagnosis:
     help_ = _help(message, requested)
     live = _live(message, allocated, reserved)
     place = place_of_frames(message.frames)
-    notes = _notes(message)
-    of_code = cause_of_frames(message.frames)
-    if of_code is not None and of_code[0] is not cause:
-        notes = (of_code[1], *notes)
+    notes = (*_other_causes(message, requested, cause), *_notes(message))
     figures = requested, allocated, reserved, total
     named = _VARIABLE.search(message.text)
     variable = (
@@ -107,8 +104,7 @@ def _without_figures(message: Message) -> Diagnosis:
 def _cause(
     message: Message, requested: int, allocated: int | None, reserved: int | None
 ) -> tuple[Cause, str]:
-    total, free, others = message.figure("total"), message.figure("free"), message.other_bytes
-    asked = size_text(requested)
+    total, free, asked = message.figure("total"), message.figure("free"), size_text(requested)
     if total is not None and requested >= total:
         return Cause.ONE_REQUEST, f"{asked} were asked for at once; the GPU has {size_text(total)} in all"
     if free is not None and free >= requested:
@@ -117,20 +113,11 @@ def _cause(
         rest = f"all tensors alive together took {size_text(allocated)}"
         if not _is_missing_elsewhere(message, requested):
             return Cause.ONE_REQUEST, f"{asked} were asked for at once; {rest}"
-    if free is not None and others and free + others >= requested:
-        return Cause.OTHER_PROCESS, (
-            f"other processes hold {size_text(others)} of the GPU; with the {size_text(free)} that are free, "
-            f"that is enough for the {asked} asked for"
-        )
-    if free is not None and message.unexplained_bytes and free + message.unexplained_bytes >= requested:
-        return Cause.OTHER_PROCESS, (
-            f"{size_text(message.outside_bytes or 0)} of the GPU are neither free nor PyTorch's in this "
-            "process, and no CUDA context takes so much: another process, or a library in this one, has "
-            "them; see nvidia-smi"
-        )
-    if allocated is not None and reserved is not None and reserved - allocated >= requested:
-        unused = f"{size_text(reserved - allocated)} were reserved and unused"
-        return Cause.FRAGMENTATION, f"{unused}, more than the {asked} asked for, but in pieces"
+    held, unused_bytes = _held_elsewhere(message, requested), _enough_unused_bytes(message, requested)
+    if held is not None and held[0] >= unused_bytes:
+        return Cause.OTHER_PROCESS, held[1]
+    if unused_bytes:
+        return Cause.FRAGMENTATION, _pieces_text(unused_bytes, requested)
     of_code = cause_of_frames(message.frames)
     if of_code is not None:
         return of_code
@@ -139,6 +126,40 @@ def _cause(
     if reserved is None and not message.is_of_cuda_pools:
         return Cause.UNKNOWN, "the message was cut off before it says how much was reserved and unused"
     return Cause.TOO_LARGE, _shortage(message, requested, allocated)
+
+
+def _held_elsewhere(message: Message, requested: int) -> tuple[int, str] | None:
+    """Return the bytes in use outside of this process that were missing, with a sentence on who holds them.
+
+    Returns None if they would not have been enough with what is free, or if the message lacks the free bytes.
+    """
+    free, others, unexplained = message.figure("free"), message.other_bytes, message.unexplained_bytes
+    if free is None:
+        return None
+    if others and free + others >= requested:
+        return others, (
+            f"other processes hold {size_text(others)} of the GPU; with the {size_text(free)} that are free, "
+            f"that is enough for the {size_text(requested)} asked for"
+        )
+    if unexplained and free + unexplained >= requested:
+        return unexplained, (
+            f"{size_text(message.outside_bytes or 0)} of the GPU are neither free nor PyTorch's in this "
+            "process, and no CUDA context takes so much: another process, or a library in this one, has "
+            "them; see nvidia-smi"
+        )
+    return None
+
+
+def _enough_unused_bytes(message: Message, requested: int) -> int:
+    """Return the reserved and unused bytes, or 0 if they were not enough for the request or are unknown."""
+    allocated, reserved = message.figure("allocated"), message.reserved_bytes
+    unused = 0 if allocated is None or reserved is None else reserved - allocated
+    return unused if unused >= requested else 0
+
+
+def _pieces_text(unused_bytes: int, requested: int) -> str:
+    unused = f"{size_text(unused_bytes)} were reserved and unused"
+    return f"{unused}, more than the {size_text(requested)} asked for, but in pieces"
 
 
 def _refused_despite_free(message: Message, free: int, asked: str) -> tuple[Cause, str]:
@@ -151,6 +172,17 @@ def _refused_despite_free(message: Message, free: int, asked: str) -> tuple[Caus
         f"{more}, and yet CUDA refused: another process held memory at that moment, or the operating system "
         "limits what CUDA may take; look at nvidia-smi while the job runs"
     )
+
+
+def _other_causes(message: Message, requested: int, cause: Cause) -> tuple[str, ...]:
+    """Return what also holds, besides the cause: of the traceback, and of other processes."""
+    notes = []
+    of_code, held = cause_of_frames(message.frames), _held_elsewhere(message, requested)
+    if of_code is not None and of_code[0] is not cause:
+        notes.append(of_code[1])
+    if cause is Cause.FRAGMENTATION and held is not None:
+        notes.append(held[1])
+    return tuple(notes)
 
 
 def _is_missing_elsewhere(message: Message, requested: int) -> bool:

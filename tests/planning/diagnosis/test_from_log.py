@@ -61,6 +61,20 @@ def diagnosis_of(text: str) -> Diagnosis:
             Cause.OTHER_PROCESS,
             (512, 38912, 39112, 81049.6),
         ),
+        # the neighbour has less than what this process reserved and does not use
+        (
+            NEW.format(
+                "2.00 MiB",
+                "139.81 GiB",
+                "1.88 MiB",
+                "Process 7 has 612.00 MiB memory in use. ",
+                "139.20 GiB",
+                "2.05 GiB",
+                "136.64 GiB",
+            ),
+            Cause.FRAGMENTATION,
+            (2, 2099.2, 142018.6, 143165.4),
+        ),
         (
             NEW.format("30.00 GiB", "23.69 GiB", "20.00 GiB", "", "3.00 GiB", "2.50 GiB", "10.00 MiB"),
             Cause.ONE_REQUEST,
@@ -631,6 +645,15 @@ def test_an_evaluation_is_noted_beside_another_cause() -> None:
     found = diagnosis_of(head + message)
     assert found.cause is Cause.FRAGMENTATION
     assert found.notes[0].startswith("it happened in validate, an evaluation")
+
+
+def test_another_process_is_noted_beside_larger_pieces() -> None:
+    """The larger of two amounts that would have been enough is the cause, the other one a note."""
+    neighbour = "Process 7 has {} memory in use. "
+    message = NEW.format("2.00 MiB", "23.69 GiB", "1.00 MiB", neighbour, "18.0 GiB", "15.0 GiB", "3.00 GiB")
+    small, large = diagnosis_of(message.format("1.00 GiB")), diagnosis_of(message.format("5.60 GiB"))
+    assert (small.cause, large.cause) == (Cause.FRAGMENTATION, Cause.OTHER_PROCESS)
+    assert small.notes[0].startswith("other processes hold 1,024.0 MiB of the GPU")
 
 
 def test_state_of_the_optimizer_is_the_first_step() -> None:

@@ -107,7 +107,8 @@ def _cause(
     total, free, asked = message.figure("total"), message.figure("free"), size_text(requested)
     if total is not None and requested >= total:
         return Cause.ONE_REQUEST, f"{asked} were asked for at once; the GPU has {size_text(total)} in all"
-    if free is not None and free >= requested:
+    is_limited = message.figure("allowed") is not None
+    if free is not None and free >= requested and (is_limited or message.had_pages_free):
         return _refused_despite_free(message, free, asked)
     if allocated is not None and requested > allocated:
         rest = f"all tensors alive together took {size_text(allocated)}"
@@ -122,7 +123,8 @@ def _cause(
     if of_code is not None:
         return of_code
     if allocated is None:
-        return Cause.UNKNOWN, "the message does not say how much this process had allocated"
+        lack = "the message does not say how much this process had allocated"
+        return Cause.UNKNOWN, f"the GPU was full, and {lack}" if _is_full(message, requested) else lack
     if reserved is None and not message.is_of_cuda_pools:
         return Cause.UNKNOWN, "the message was cut off before it says how much was reserved and unused"
     return Cause.TOO_LARGE, _shortage(message, requested, allocated)
@@ -147,7 +149,19 @@ def _held_elsewhere(message: Message, requested: int) -> tuple[int, str] | None:
             "process, and no CUDA context takes so much: another process, or a library in this one, has "
             "them; see nvidia-smi"
         )
+    outside = message.outside_bytes or 0
+    if outside > (message.reserved_bytes or 0) and free + outside >= requested:
+        return outside, (
+            f"{size_text(outside)} of the GPU are neither free nor PyTorch's in this process, more than "
+            "PyTorch has: the CUDA context, a library or another process has them; see nvidia-smi"
+        )
     return None
+
+
+def _is_full(message: Message, requested: int) -> bool:
+    """Return whether as much was free as asked for, but maybe not in whole pages."""
+    free = message.figure("free")
+    return free is not None and free >= requested and not message.had_pages_free
 
 
 def _enough_unused_bytes(message: Message, requested: int) -> int:
@@ -175,8 +189,13 @@ def _refused_despite_free(message: Message, free: int, asked: str) -> tuple[Caus
 
 
 def _other_causes(message: Message, requested: int, cause: Cause) -> tuple[str, ...]:
-    """Return what also holds, besides the cause: of the traceback, and of other processes."""
+    """Return what also holds, besides the cause: of the traceback, of other processes, and of a full GPU."""
     notes = []
+    if _is_full(message, requested):
+        notes.append(
+            f"the GPU was full, although {size_text(message.figure('free') or 0)} were free for the "
+            f"{size_text(requested)} asked for: CUDA gives whole pages of 2 MiB, and these may be parts"
+        )
     of_code, held = cause_of_frames(message.frames), _held_elsewhere(message, requested)
     if of_code is not None and of_code[0] is not cause:
         notes.append(of_code[1])

@@ -41,6 +41,7 @@ _CONTEXT_BYTES = 2**30  # more than any published CUDA context that loads kernel
 # torch 1.12 loads all kernels: 1,690 MiB outside of its allocator on an RTX 3090 (docs/accuracy.md, timm),
 # whose contexts of today are 260 MiB at the least (benchmarks/published/contexts.csv).
 _ALL_KERNELS_BYTES = (1690 - 260) * 2**20
+_PAGE_BYTES = 2**21  # CUDA maps memory of a GPU by whole pages of 2 MiB
 _ROUNDING_BYTES = 2**30 // 100  # messages give GiB with two decimals
 
 
@@ -130,6 +131,19 @@ class Message(Struct, frozen=True):
         if free is None or allowed is None or reserved is None:
             return free
         return min(free, max(0, allowed - reserved))
+
+    @property
+    def had_pages_free(self) -> bool:
+        """Return whether the free bytes surely had the whole pages that the failed request needs.
+
+        The requested size is of the segment that torch asks for, in whole pages. What is free may end within
+        pages that the driver uses, so that it surely has these pages if it has one page more.
+        """
+        requested, free = self.figure("requested"), self.figure("free")
+        if requested is None or free is None:
+            return False
+        pages = -(-requested // _PAGE_BYTES)
+        return free >= (pages + 1) * _PAGE_BYTES
 
     @property
     def left_bytes(self) -> int | None:

@@ -100,6 +100,31 @@ def diagnosis_of(text: str) -> Diagnosis:
             Cause.OTHER_PROCESS,
             (20, 2150.4, 2252.8, 24258.6),
         ),
+        # a page more was not free, so that the GPU was full: the context or another process has most of it
+        (
+            "CUDA out of memory. Tried to allocate 2.00 MiB (GPU 0; 1.96 GiB total capacity; 135.84 MiB "
+            "already allocated; 2.88 MiB free; 168.50 KiB cached)",
+            Cause.OTHER_PROCESS,
+            (2, 135.8, 136, 2007),
+        ),
+        (
+            NEW.format(
+                "2.00 MiB",
+                "79.18 GiB",
+                "2.50 MiB",
+                "Process 7 has 6.40 GiB memory in use. ",
+                "72.71 GiB",
+                "65.47 GiB",
+                "147.00 MiB",
+            ),
+            Cause.OTHER_PROCESS,
+            (2, 67041.3, 67188.3, 81080.3),
+        ),
+        (
+            NEW.format("20.00 MiB", "23.69 GiB", "21.69 MiB", "", "23.60 GiB", "23.30 GiB", "4.00 MiB"),
+            Cause.TOO_LARGE,
+            (20, 23859.2, 23863.2, 24258.6),
+        ),
         # outside of torch 1,136 and 1,587 MiB: CUDA contexts of such a torch, which loads all kernels
         (
             OLD.format("2.00 MiB", "3.82 GiB", "2.70 GiB", "539.00 KiB", "2.71 GiB"),
@@ -347,6 +372,35 @@ def test_a_request_smaller_than_what_was_free_has_another_cause() -> None:
     assert (found.cause, "1,331.2 MiB were free" in found.reason) == (Cause.UNKNOWN, True)
     limited = diagnosis_of(text.replace("1.30 GiB free;", "1.30 GiB free; 6.50 GiB allowed;"))
     assert (limited.cause, "may take 6,656.0 MiB" in limited.reason) == (Cause.TOO_LARGE, True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "free", "cause"),
+    [
+        ("2.00 MiB", "2.19 MiB", Cause.TOO_LARGE),
+        ("2.00 MiB", "4.00 MiB", Cause.UNKNOWN),
+        ("20.00 MiB", "21.69 MiB", Cause.TOO_LARGE),
+        ("20.00 MiB", "24.69 MiB", Cause.UNKNOWN),
+        ("823.50 MiB", "825.00 MiB", Cause.TOO_LARGE),
+        ("823.50 MiB", "826.00 MiB", Cause.UNKNOWN),
+    ],
+)
+def test_a_gpu_is_full_if_it_has_less_than_a_page_more_than_was_asked_for(
+    asked: str, free: str, cause: Cause
+) -> None:
+    """CUDA gives whole pages of 2 MiB; what is free may be parts of them."""
+    found = diagnosis_of(OLD.format(asked, "10.00 GiB", "9.50 GiB", free, "9.50 GiB"))
+    is_noted = found.notes[0].startswith("the GPU was full, although")
+    assert (found.cause, is_noted) == (cause, cause is Cause.TOO_LARGE)
+
+
+def test_a_full_gpu_without_further_figures_is_said_to_be_full() -> None:
+    """A message that was cut off after the free bytes does not say who had the memory."""
+    found = diagnosis_of(
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB.\n"
+        "GPU 1 has a total capacity of 79.15 GiB of which 2.19 MiB is free."
+    )
+    assert (found.cause, found.reason.startswith("the GPU was full")) == (Cause.UNKNOWN, True)
 
 
 def test_an_mps_message_has_neither_other_processes_nor_cuda_s_settings() -> None:

@@ -21,13 +21,22 @@ _PRODUCES = {"predict", "prediction", "inference", "infer", "generate"}  # train
 _OF_LOOPS = {"run", "do", "on", "one", "step", "loop", "epoch", "batch", "model", "start", "end", "fn"}
 
 
+_OF_LOAD = (
+    "torch.load put the file's tensors on the GPU that they were saved from: pass "
+    'map_location="cpu", and load the state from there'
+)
+_OF_DEEPCOPY = "__deepcopy__"
+_OF_OPTIMIZER_COPY = (
+    "an optimizer's load_state_dict before torch 2.1 first copied the given state where it was, on the GPU: "
+    'load it by torch.load with map_location="cpu"'
+)
 # Functions of torch that copy to a GPU, and advice on avoiding the copy.
 _COPIES = {
-    "_cuda_deserialize": "torch.load put the file's tensors on the GPU that they were saved from: pass "
-    'map_location="cpu", and load the state from there',
+    "_cuda_deserialize": _OF_LOAD,
+    "torch/serialization.py _deserialize": _OF_LOAD,  # of newer torch
     "_process_value_according_to_param_policy": "load_state_dict copied the state of an optimizer to the "
     "GPU, which each step needs there: free other memory before, or take an optimizer with less state",
-    "__deepcopy__": "copy.deepcopy made a second copy on the GPU: copy a model that is on the CPU, or keep "
+    _OF_DEEPCOPY: "copy.deepcopy made a second copy on the GPU: copy a model that is on the CPU, or keep "
     "the copy, such as an average of weights, there",
 }
 
@@ -117,5 +126,14 @@ def place_of_frames(frames: Sequence[Frame]) -> Place:
 
 def advice_of_frames(frames: Iterable[Frame]) -> tuple[str, ...]:
     """Return advice on avoiding the copies of tensors that torch functions in a traceback make."""
-    names = (frame.function for frame in frames if not frame.is_of_user)
-    return tuple(dict.fromkeys(_COPIES[name] for name in names if name in _COPIES))
+    found: dict[str, None] = {}
+    is_in_load = False
+    for frame in frames:
+        if frame.is_of_user:
+            continue
+        is_in_load = is_in_load or (frame.function == "load_state_dict" and _is_of_optimizer(frame))
+        file = "/".join(re.split(r"[\\/]", frame.file)[-2:])
+        advice = _COPIES.get(frame.function) or _COPIES.get(f"{file} {frame.function}")
+        if advice is not None:
+            found[_OF_OPTIMIZER_COPY if is_in_load and frame.function == _OF_DEEPCOPY else advice] = None
+    return tuple(found)

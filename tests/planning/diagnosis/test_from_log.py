@@ -681,6 +681,8 @@ def test_functions_that_train_or_are_of_a_model_evaluate_nothing(
     ("file", "function", "words"),
     [
         ("torch/serialization.py", "_cuda_deserialize", 'map_location="cpu"'),
+        ("torch/serialization.py", "_deserialize", 'map_location="cpu"'),
+        (r"torch\serialization.py", "_deserialize", 'map_location="cpu"'),
         ("torch/optim/optimizer.py", "_process_value_according_to_param_policy", "optimizer with less state"),
         ("torch/_tensor.py", "__deepcopy__", "on the CPU"),
     ],
@@ -690,6 +692,18 @@ def test_a_copy_that_torch_makes_on_the_gpu_is_advised_against(file: str, functi
     head = 'Traceback (most recent call last):\n  File "a.py", line 7, in main\n    f(x)\n'
     found = diagnosis_of(f'{head}  File "{LIBRARY}{file}", line 9, in {function}\n    g(x)\n{MESSAGE}\n')
     assert (found.cause, words in found.notes[0]) == (Cause.TOO_LARGE, True)
+
+
+def test_the_copy_that_an_old_optimizer_makes_of_a_state_is_spared_by_loading_to_the_cpu() -> None:
+    """Before torch 2.1 load_state_dict called copy.deepcopy; another function of that name does not count."""
+    frame = f'  File "{LIBRARY}{{}}", line 9, in {{}}\n    g(x)\n'
+    copies = frame.format("torch/_tensor.py", "__deepcopy__")
+    head = 'Traceback (most recent call last):\n  File "a.py", line 7, in main\n    f(x)\n'
+    for file, advice in (("torch/optim/optimizer.py", "before torch 2.1"), ("x/model.py", "copy.deepcopy")):
+        found = diagnosis_of(f"{head}{frame.format(file, 'load_state_dict')}{copies}{MESSAGE}\n")
+        assert advice in found.notes[0]
+    other = diagnosis_of(f"{head}{frame.format('msgs/wire.py', '_deserialize')}{MESSAGE}\n")
+    assert not any("torch.load" in note for note in other.notes)
 
 
 def test_an_evaluation_is_noted_beside_another_cause() -> None:

@@ -114,7 +114,11 @@ WITHOUT_FIGURES = (
         detail=1,
     ),
     WithoutFigures(
-        either(r"Too many open files \(24\)|\[Errno 24\] Too many open files"),
+        either(
+            r"Too many open files \(24\)|\[Errno 24\] Too many open files",
+            r"Too many open files\. Communication with the workers is no longer possible",  # of loaders
+            r"rror: received \d+ items of ancdata",  # of multiprocessing, which lacks a file's descriptor
+        ),
         "the process has as many files open as it may, and memory did not run out: raise ulimit -n, or, as "
         "loaders' workers share each tensor by a file, call "
         "torch.multiprocessing.set_sharing_strategy('file_system')",

@@ -285,6 +285,12 @@ def test_a_killed_process_does_not_say_why(line: str) -> None:
             "unable to open shared memory object </torch_9_8> in read-write mode: Too many open files (24)",
             "ulimit",
         ),
+        (
+            "RuntimeError: Too many open files. Communication with the workers is no longer possible. Please "
+            "increase the limit using `ulimit -n` in the shell",
+            "ulimit",
+        ),
+        ("RuntimeError: received 0 items of ancdata", "set_sharing_strategy"),
     ],
 )
 def test_what_is_not_memory_is_said(line: str, words: str) -> None:

@@ -85,9 +85,9 @@ def _diagnose(message: Message) -> Diagnosis:
 
 
 def _without_figures(message: Message) -> Diagnosis:
-    place = place_of_frames(message.frames)
     assert message.without_figures is not None  # else it is no message
     known, found = message.without_figures
+    place = place_of_frames(message.frames if known.is_request else ())
     what = re.sub(rf"^{BEFORE}\W+|\.$", "", found[0])[:120]
     reason = known.reason.format(what=what)
     sizes = [in_bytes(size) for size in found.groups() if size]

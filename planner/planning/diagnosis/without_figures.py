@@ -24,6 +24,7 @@ class WithoutFigures(Struct, frozen=True):
     is_of_host: bool = True
     cause: Cause = Cause.UNKNOWN
     detail: int = 2  # less if other messages say more
+    is_request: bool = True  # whether the code in the traceback asked for memory
 
 
 WITHOUT_FIGURES = (
@@ -59,6 +60,7 @@ WITHOUT_FIGURES = (
         "take",
         is_of_host=False,
         cause=Cause.TOO_LARGE,
+        is_request=False,
     ),
     WithoutFigures(
         either(r"NVML_SUCCESS == .{1,99} INTERNAL ASSERT FAILED at .{1,99}CUDACachingAllocator"),
@@ -100,6 +102,7 @@ WITHOUT_FIGURES = (
         is_of_host=False,
         cause=Cause.NO_FAILURE,
         detail=1,
+        is_request=False,
     ),
     WithoutFigures(
         either(
@@ -112,6 +115,7 @@ WITHOUT_FIGURES = (
         is_of_host=False,
         cause=Cause.NO_FAILURE,
         detail=1,
+        is_request=False,
     ),
     WithoutFigures(
         either(
@@ -125,6 +129,7 @@ WITHOUT_FIGURES = (
         is_of_host=False,
         cause=Cause.NO_FAILURE,
         detail=1,
+        is_request=False,
     ),
     WithoutFigures(
         either(
@@ -199,6 +204,7 @@ WITHOUT_FIGURES = (
         ),
         "the memory of the host ran out, not a GPU's, and a process was killed for it; use fewer workers, "
         "let them prefetch less, or ask for more memory of the host",
+        is_request=False,
     ),
     WithoutFigures(
         either(
@@ -209,11 +215,13 @@ WITHOUT_FIGURES = (
         ),
         "the shared memory of the host (/dev/shm) ran out, through which workers hand over batches; give the "
         "container more (docker run --shm-size or --ipc=host), or use fewer workers",
+        is_request=False,
     ),
     WithoutFigures(
         either(r"DataLoader worker \(pid.*?\) exited unexpectedly"),
         "a worker of a loader ended without an error: it was killed, as Linux does if the memory of the host "
         "runs out, or it crashed; num_workers=0 shows the error of a crash",
+        is_request=False,
     ),
     WithoutFigures(
         either(r"memory (?:mapping|allocation) failed with OOM on device \d+ while trying to allocate SIZE"),
@@ -238,5 +246,6 @@ WITHOUT_FIGURES = (
         "was that",
         is_of_host=False,
         detail=0,
+        is_request=False,
     ),
 )

@@ -299,6 +299,26 @@ def test_what_is_not_memory_is_said(line: str, words: str) -> None:
     assert (found.cause, found.is_of_host, words in found.reason) == (Cause.NO_FAILURE, False, True)
 
 
+@pytest.mark.parametrize(
+    ("line", "is_request"),
+    [
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
+        ("_ArrayMemoryError: Unable to allocate 1.5 GiB for an array with shape", True),
+        ("RuntimeError: DataLoader worker (pid 513) is killed by signal: Bus error.", False),
+        ("RuntimeError: DataLoader worker (pid 513) is killed by signal: Killed.", False),
+        ("RuntimeError: DataLoader worker (pid(s) 7, 9) exited unexpectedly", False),
+        ("  traceback : Signal 9 (SIGKILL) received by PID 4851", False),
+        ("OSError: [Errno 28] No space left on device", False),
+        ("RuntimeError: received 0 items of ancdata", False),
+        ("RuntimeError: No executable batch size found, reached zero.", False),
+    ],
+)
+def test_code_that_asked_for_memory_is_named_only_if_some_did(line: str, is_request: bool) -> None:
+    """The traceback of a launcher, a handler of signals or a writer of files is of no request."""
+    found = diagnosis_of(TRACEBACK.format(call="fit()", function="fit") + line)
+    assert bool(found.site.line) is is_request
+
+
 def test_a_limit_of_time_is_no_failed_request() -> None:
     """Slurm then kills the tasks."""
     found = diagnosis_of(

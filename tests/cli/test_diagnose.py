@@ -17,18 +17,18 @@ from tests.helpers.command_line import Capture, outcome
 
 MESSAGE = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 64.00 MiB (GPU 0; 8.00 GiB total "
-    "capacity; 7.25 "
+    "capacity; 6.75 "
     "GiB already allocated; 0 bytes free; 7.50 GiB reserved in total by PyTorch)\n"
 )
 REPORT = """\
 The memory was reserved, but fragmented
-Because:        256.0 MiB were reserved and unused, more than the 64.0 MiB asked for, but in pieces
-Memory:         64.0 MiB asked for, 7,424.0 MiB allocated, 7,680.0 MiB reserved, 8,192.0 MiB total
+Because:        768.0 MiB were reserved and unused, more than the 64.0 MiB asked for, but in pieces
+Memory:         64.0 MiB asked for, 6,912.0 MiB allocated, 7,680.0 MiB reserved, 8,192.0 MiB total
 Source:         log
 
 In use                                                                               blocks      MiB
-  tensors and workspaces of PyTorch                                                          7,424.0
-  reserved by PyTorch and unused                                                               256.0
+  tensors and workspaces of PyTorch                                                          6,912.0
+  reserved by PyTorch and unused                                                               768.0
   neither free nor of PyTorch in this process: contexts, libraries, other processes            512.0
 
 With PYTORCH_CUDA_ALLOC_CONF  fits  MiB reserved  because

@@ -27,6 +27,8 @@ _PINNING = (
 )
 _OUTSIDE_OF_TORCH = "neither free nor of PyTorch in this process: contexts, libraries, other processes"
 _VARIABLE = re.compile(r"PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF")
+# Joining a smaller unused share of the reserved memory gives a job hardly more: it is as large as the GPU.
+_FRAGMENTED_SHARE = 0.05
 _OF_WINDOWS = re.compile(r"[A-Za-z]:[\\/]")
 
 
@@ -117,7 +119,7 @@ def _cause(
     held, unused_bytes = _held_elsewhere(message, requested), _enough_unused_bytes(message, requested)
     if held is not None and held[0] >= unused_bytes:
         return Cause.OTHER_PROCESS, held[1]
-    if unused_bytes:
+    if unused_bytes > _FRAGMENTED_SHARE * (reserved or 0):
         return Cause.FRAGMENTATION, _pieces_text(unused_bytes, requested)
     of_code = cause_of_frames(message.frames)
     if of_code is not None:
@@ -189,8 +191,8 @@ def _refused_despite_free(message: Message, free: int, asked: str) -> tuple[Caus
 
 
 def _other_causes(message: Message, requested: int, cause: Cause) -> tuple[str, ...]:
-    """Return what also holds, besides the cause: of the traceback, of other processes, and of a full GPU."""
-    notes = []
+    """Return what also holds, besides the cause: of the GPU, the traceback, other processes, and pieces."""
+    notes, unused_bytes = [], _enough_unused_bytes(message, requested)
     if _is_full(message, requested):
         notes.append(
             f"the GPU was full, although {size_text(message.figure('free') or 0)} were free for the "
@@ -199,8 +201,11 @@ def _other_causes(message: Message, requested: int, cause: Cause) -> tuple[str, 
     of_code, held = cause_of_frames(message.frames), _held_elsewhere(message, requested)
     if of_code is not None and of_code[0] is not cause:
         notes.append(of_code[1])
-    if cause is Cause.FRAGMENTATION and held is not None:
+    is_short = cause not in (Cause.OTHER_PROCESS, Cause.UNKNOWN) and message.figure("allowed") is None
+    if is_short and held is not None:
         notes.append(held[1])
+    if cause in (Cause.OTHER_PROCESS, Cause.EVALUATION, Cause.FIRST_STEP) and unused_bytes:
+        notes.append(_pieces_text(unused_bytes, requested))
     return tuple(notes)
 
 

@@ -87,7 +87,7 @@ def diagnosis_of(text: str) -> Diagnosis:
         ),
         (
             OLD.format("20.00 MiB", "7.93 GiB", "7.11 GiB", "10.31 MiB", "7.13 GiB"),
-            Cause.FRAGMENTATION,
+            Cause.TOO_LARGE,
             (20, 7280.6, 7301.1, 8120.3),
         ),
         (
@@ -125,10 +125,21 @@ def diagnosis_of(text: str) -> Diagnosis:
             Cause.TOO_LARGE,
             (20, 23859.2, 23863.2, 24258.6),
         ),
+        # 2.4 % of what is reserved is unused, and 6.5 %
+        (
+            OLD.format("98.00 MiB", "10.76 GiB", "9.43 GiB", "42.56 MiB", "9.66 GiB"),
+            Cause.TOO_LARGE,
+            (98, 9656.3, 9891.8, 11018.2),
+        ),
+        (
+            OLD.format("98.00 MiB", "10.76 GiB", "9.03 GiB", "42.56 MiB", "9.66 GiB"),
+            Cause.FRAGMENTATION,
+            (98, 9246.7, 9891.8, 11018.2),
+        ),
         # outside of torch 1,136 and 1,587 MiB: CUDA contexts of such a torch, which loads all kernels
         (
             OLD.format("2.00 MiB", "3.82 GiB", "2.70 GiB", "539.00 KiB", "2.71 GiB"),
-            Cause.FRAGMENTATION,
+            Cause.TOO_LARGE,
             (2, 2764.8, 2775, 3911.7),
         ),
         (
@@ -741,6 +752,14 @@ def test_an_evaluation_is_noted_beside_another_cause() -> None:
     assert found.notes[0].startswith("it happened in validate, an evaluation")
 
 
+def test_few_pieces_are_noted_beside_what_the_code_did() -> None:
+    """Less than 5 % of what was reserved is unused: the evaluation needs more, whatever is in pieces."""
+    head = TRACEBACK.format(call="validate(model)", function="validate")
+    message = NEW.format("172.00 MiB", "23.69 GiB", "8.00 MiB", "", "22.7 GiB", "22.2 GiB", "433.00 MiB")
+    found = diagnosis_of(head + message)
+    assert (found.cause, found.notes[0].startswith("433.0 MiB were reserved")) == (Cause.EVALUATION, True)
+
+
 def test_another_process_is_noted_beside_larger_pieces() -> None:
     """The larger of two amounts that would have been enough is the cause, the other one a note."""
     neighbour = "Process 7 has {} memory in use. "
@@ -997,7 +1016,7 @@ def test_sizes_are_read_as_a_locale_or_a_limit_words_them(point: tuple[str, str]
 
 def test_another_backend_has_neither_settings_nor_a_history_of_cuda() -> None:
     """Ascend's message has the wording of torch for CUDA before 2.1."""
-    text = OLD.format("2.00 GiB", "60.97 GiB", "57.00 GiB", "10.00 MiB", "59.50 GiB").replace("CUDA", "NPU")
+    text = OLD.format("2.00 GiB", "60.97 GiB", "55.00 GiB", "10.00 MiB", "59.50 GiB").replace("CUDA", "NPU")
     found = diagnosis_of(text)
     assert (found.cause, found.would_help) == (Cause.FRAGMENTATION, ())
     assert found.notes[-1].endswith("whether memory grew is not known")

@@ -133,6 +133,24 @@ WITHOUT_FIGURES = (
     ),
     WithoutFigures(
         either(
+            "(?:CUDA|HIP)(?: driver)? error: (?:an illegal memory access was encountered|device-side assert "
+            "triggered|misaligned address|an illegal instruction was encountered"
+            "|no kernel image is available for execution on the device)",
+            r"rror: mat1 and mat2 (?:shapes cannot be multiplied|must have the same dtype)",
+            r"rror: The size of tensor a \(\d+\) must match the size of tensor b \(\d+\)",
+            r"rror: shape '\[[-\d, ]{0,99}\]' is invalid for input of size \d+",
+            r"rror: Sizes of tensors must match except in dimension \d+",
+            r"rror: Given groups=\d+, weight of size \[[\d, ]{1,99}\], expected input",
+            "rror: Expected all tensors to be on the same device",
+        ),
+        "the job ended by an error of its code, and not for want of memory: {what}",
+        is_of_host=False,
+        cause=Cause.NO_FAILURE,
+        detail=1,
+        is_request=False,
+    ),
+    WithoutFigures(
+        either(
             "Unable to find a valid cuDNN algorithm",
             "unable to find an engine to execute this computation",
             "(?:CUDNN|CUBLAS)_STATUS_NOT_INITIALIZED",

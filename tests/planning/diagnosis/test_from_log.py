@@ -330,6 +330,29 @@ def test_code_that_asked_for_memory_is_named_only_if_some_did(line: str, is_requ
     assert bool(found.site.line) is is_request
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "RuntimeError: CUDA error: an illegal memory access was encountered",
+        "torch.AcceleratorError: CUDA error: device-side assert triggered",
+        "RuntimeError: mat1 and mat2 shapes cannot be multiplied (32x512 and 256x10)",
+        "RuntimeError: The size of tensor a (7) must match the size of tensor b (9) at dimension 1",
+        "RuntimeError: shape '[8, -1, 3]' is invalid for input of size 100",
+        "RuntimeError: Given groups=1, weight of size [64, 3, 7, 7], expected input[1, 1, 9, 9] to have 3",
+        "RuntimeError: Expected all tensors to be on the same device, but found at least two devices",
+    ],
+)
+@pytest.mark.parametrize("after", ["", "\nexitcode  : -9 (pid: 7)\n"])
+def test_an_error_of_the_code_is_told_apart_from_want_of_memory(line: str, after: str) -> None:
+    """The reason has it, also if the launcher then kills the other ranks; a message of memory counts more."""
+    found = diagnosis_of(line + after)
+    assert (found.cause, found.is_of_host) == (Cause.NO_FAILURE, False)
+    head, _, error = found.reason.partition(": ")
+    assert head == "the job ended by an error of its code, and not for want of memory"
+    assert error in line and len(error) > 25
+    assert diagnosis_of(f"{MESSAGE}\n\n{line}\n").cause is Cause.TOO_LARGE
+
+
 def test_a_limit_of_time_is_no_failed_request() -> None:
     """Slurm then kills the tasks."""
     found = diagnosis_of(

@@ -13,12 +13,14 @@ from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from errno import ENAMETOOLONG
 from io import BufferedReader, TextIOWrapper
 from os import PathLike
 from pathlib import Path
 from typing import Any, Unpack, cast
 
 from planner._support.bounded_read import MIB, open_regular
+from planner._support.conversion import shown
 from planner.allocator.history import (
     is_profiler_trace,
     load_any_history,
@@ -28,7 +30,7 @@ from planner.allocator.history import (
 from planner.api.advise import AdviceResult, VaryingAdviceResult, advise
 from planner.api.request.options import Options
 from planner.api.request.request import Model
-from planner.errors import DataFileError
+from planner.errors import DataFileError, UsageError
 from planner.planning.diagnosis import Diagnosis, diagnose_history, diagnose_log, diagnose_run
 from planner.program import OnProgress, ignore_progress
 from planner.report import Report, Result, report_of
@@ -69,10 +71,15 @@ def diagnose(
     gzip; "-": standard input), a pickle of `torch.cuda.memory._dump_snapshot`, a trace of `torch.profiler`
     (.json or .json.gz), a recorded history (.json.gz), or the JSON of `planner run`. Logs may have any size.
     Nothing in a pickle is executed. With `model`, `batch` and options of `planner.advise` the result also has
-    the smallest changes that make the job fit. Raises DataFileError for a file that cannot be read or has
-    another format, and the errors of `planner.advise`.
+    the smallest changes that make the job fit. Raises UsageError if `file` is no path, DataFileError for a
+    file that cannot be read or has another format, and the errors of `planner.advise`.
     """
     begin = time.perf_counter()
+    if not isinstance(file, str | PathLike):
+        raise UsageError(
+            f"diagnose takes the path of a log, memory snapshot or history, not {type(file).__name__}: write "
+            "an error's traceback to a file, or run the code within planner.watch()"
+        )
     name = str(file)
     on_progress = options.get("on_progress") or ignore_progress
     diagnosis = _of_standard_input() if name == STANDARD_INPUT else _of_file(Path(file), on_progress)
@@ -88,7 +95,20 @@ def _of_standard_input() -> Diagnosis:
         file.detach()  # else it closes standard input
 
 
+def _is_text(name: str) -> bool:
+    """Return whether the name of a file that does not exist is rather the text of a log."""
+    return "\n" in name or diagnose_log([name]) is not None
+
+
+def _text_error(text: str) -> UsageError:
+    return UsageError(
+        f"diagnose takes the path of a file, not its text {shown(text)}: write the text to a file first"
+    )
+
+
 def _of_file(path: Path, on_progress: OnProgress) -> Diagnosis:
+    if "\0" in str(path):
+        raise _text_error(str(path))
     try:
         with open_regular(path, _LARGEST_LOG_BYTES) as file:
             size_bytes = os.fstat(file.fileno()).st_size
@@ -98,6 +118,8 @@ def _of_file(path: Path, on_progress: OnProgress) -> Diagnosis:
                 file.seek(0)
                 return _of_text(file, str(path))
     except OSError as error:
+        if error.errno == ENAMETOOLONG or _is_text(str(path)):
+            raise _text_error(str(path)) from error
         raise DataFileError(f"{path}: cannot be read: {error.strerror or error}") from error
     if is_trace:
         history = load_profiler_trace(path)

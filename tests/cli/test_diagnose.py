@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import pickle
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,24 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> Non
     """`planner diagnose -` reads what another program writes."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(MESSAGE.encode())))
     assert outcome("diagnose -", capsys) == (0, REPORT, "")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (RuntimeError("CUDA out of memory"), "not RuntimeError: write an error's traceback"),
+        (MESSAGE.encode(), "not bytes"),
+        (MESSAGE, "not its text 'torch.OutOfMemoryError: CUDA out of memory"),
+        (MESSAGE.strip(), "write the text to a file"),
+        (100 * MESSAGE, "write the text to a file"),
+        ("loss 0.3\nKilled\n\0", "write the text to a file"),
+    ],
+)
+def test_what_is_no_path_is_refused_with_what_to_give(given: Any, words: str) -> None:
+    """An error, or the text of a log, in place of its file: the message is short, and says what to do."""
+    with pytest.raises(planner.errors.UsageError, match=re.escape(words)) as found:
+        planner.diagnose(given)
+    assert len(str(found.value)) < 250
 
 
 def test_a_log_that_gzip_packed(tmp_path: Path) -> None:

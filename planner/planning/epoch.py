@@ -89,8 +89,8 @@ def with_last_batch(job: Job, batch: int, source: TraceSource) -> Trace:
         smaller = source(last)
     except ModelError as error:
         return _noted(full, f"{ends}, which is not counted, since the model fails there: {error}")
-    steps = max(event.step for event in full.events if isinstance(event, PhaseStart))
-    for order in _orders(job, steps, job.samples.dataset_size // batch):
+    traced = max(event.step for event in full.events if isinstance(event, PhaseStart))
+    for order in _orders(job, traced, job.samples.dataset_size // batch):
         joined = _stitch(full, smaller, order)
         if joined is not None:
             before = next(number for number, (_, is_smaller) in enumerate(order) if is_smaller)

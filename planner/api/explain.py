@@ -12,7 +12,7 @@ from typing import Unpack
 from msgspec.structs import replace
 
 from planner.allocator.history import Difference, Recording, compare_with_recording
-from planner.api.fleet.gpus import gpus, kind_of
+from planner.api.fleet.gpus import gpus
 from planner.api.request.budget import budget_for, find_budget
 from planner.api.request.options import Options
 from planner.api.request.request import Model, Request
@@ -235,7 +235,7 @@ def batch_curve(
     if options.get("compile") not in (None, Compile.NONE):
         if endless:
             return None
-        shown = [device for device in shown if kind_of(device) == kind_of(budget.device)]
+        shown = [device for device in shown if device.target.kind == budget.device.target.kind]
     if not endless and budget.device not in shown:
         shown.insert(0, budget.device)
     # If the guards of a stored program fail, each batch size must be captured: for the many batch sizes

@@ -52,6 +52,11 @@ class Target(Struct, frozen=True):
     conv_workspace_query: ConvWorkspaceQuery | None = None  # convolutions take no workspace if it is None
     torch: TorchVersion = NEWEST_TORCH  # the version that runs the kernels
 
+    @property
+    def kind(self) -> tuple[Capability, int]:
+        """Return the compute capability and the number of SMs, for which torch compiles."""
+        return self.capability, self.sm_count
+
     @classmethod
     def for_capability(cls, capability: Capability, sm_count: int | None = None) -> "Target":
         """Return the target for a compute capability with `sm_count` SMs.

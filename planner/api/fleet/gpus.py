@@ -218,14 +218,9 @@ def _sort_key(
     return by_price
 
 
-def kind_of(device: Device) -> tuple[tuple[int, int], int]:
-    """Return a GPU's compute capability and number of multiprocessors, for which torch compiles."""
-    return device.target.capability, device.target.sm_count
-
-
 def _check_compiled(job: Job, chosen: Sequence[Device]) -> None:
     """Raise UsageError if a job would be compiled for more than `MOST_OF_COMPILED` kinds of GPU."""
-    kinds = set(map(kind_of, chosen))
+    kinds = {device.target.kind for device in chosen}
     if job.model.compile is not Compile.NONE and len(kinds) > MOST_OF_COMPILED:
         raise UsageError(
             f"--compile: several batch sizes are compiled for each kind of GPU, for {MOST_OF_COMPILED} kinds "
@@ -254,8 +249,7 @@ def _table_of_varying(
     by_kind = {}
     fits = []
     for budget in _budgets(chosen, job, options):
-        target = budget.device.target
-        kind = target.capability, target.sm_count
+        kind = budget.device.target.kind
         if kind not in by_kind:
             by_kind[kind] = open_sized_programs(request, budget)
         request.on_progress(f"sampling runs on {budget.device.name}")

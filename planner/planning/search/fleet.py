@@ -94,23 +94,20 @@ def fit_devices(
     fits. The results are not in the order of `budgets`. The largest batch sizes are multiples of
     `multiple_of`. Raises the errors of a capture.
     """
-    ordered = sorted(budgets, key=lambda budget: (_kind(budget), budget.device.usable.value))
+    ordered = sorted(budgets, key=lambda budget: (budget.device.target.kind, budget.device.usable.value))
     cache, limit, is_compiled = (
         ReplayCache(programs),
         max_useful_batch(job),
         job.model.compile is not Compile.NONE,
     )
     by_kind = {
-        _kind(budget): TargetReplays(cache, target, programs.bound(target), limit, is_compiled)
+        target.kind: TargetReplays(cache, target, programs.bound(target), limit, is_compiled)
         for budget in ordered
         for target in [budget.device.target]
     }
-    return tuple(_fit(job, by_kind[_kind(budget)], budget, batch, multiple_of) for budget in ordered)
-
-
-def _kind(budget: Budget) -> tuple[tuple[int, int], int]:
-    target = budget.device.target
-    return target.capability, target.sm_count
+    return tuple(
+        _fit(job, by_kind[budget.device.target.kind], budget, batch, multiple_of) for budget in ordered
+    )
 
 
 def _fit(

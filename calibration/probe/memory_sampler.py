@@ -10,7 +10,15 @@ from pathlib import Path
 import torch
 from msgspec.structs import replace
 
-from planner.allocator.history import ACTIONS, MOST_EVENTS, History, HistoryEvent, HistoryMark, save_history
+from planner.allocator.history import (
+    ACTIONS,
+    MOST_EVENTS,
+    History,
+    HistoryEvent,
+    HistoryMark,
+    save_history,
+    stream_numbers,
+)
 from planner.program import Phase
 
 SAMPLE_SECONDS = 0.002
@@ -80,16 +88,17 @@ def save_recorded_history(path: Path, history: History) -> list[str]:
     entries = torch.cuda.memory._snapshot()["device_traces"][0]
     if len(entries) >= MOST_EVENTS:  # torch keeps only the last events
         return [f"allocator history of more than {MOST_EVENTS} events not saved"]
-    handles = sorted({0, *(entry["stream"] for entry in entries)})  # torch releases streams in this order
-    events = tuple(
+    recorded = [
         HistoryEvent(
             entry["action"],
             entry.get("device_free" if entry["action"] == "oom" else "addr", 0),
             entry.get("size", 0),
-            stream=handles.index(entry["stream"]),
+            stream=entry["stream"],
         )
         for entry in entries
         if entry["action"] in ACTIONS
-    )
+    ]
+    streams = stream_numbers(recorded)
+    events = tuple(event._replace(stream=streams[event.stream]) for event in recorded)
     save_history(replace(history, events=events), path)
     return []

@@ -22,6 +22,7 @@ from .published_file import (
     save_published as save_published,
 )
 from .snapshot_reader import (
-    load_snapshot as load_snapshot, load_snapshots as load_snapshots, with_events as with_events,
+    load_snapshot as load_snapshot, load_snapshots as load_snapshots, stream_numbers as stream_numbers,
+    with_events as with_events,
 )
 from .snapshot_writer import save_snapshot as save_snapshot

@@ -87,7 +87,7 @@ def _history(snapshot: dict[str, Any], device: int) -> History:
         raise ValueError("device_traces: an event without an action")
     rows = trace.rows or EventRows()
     segments = _segments(snapshot, device)
-    streams = _stream_numbers(rows.last, segments or ())
+    streams = stream_numbers(rows.last, segments or ())
     events = tuple(event._replace(stream=streams[event.stream]) for event in rows.last)
     conf = _conf(snapshot)
     start: tuple[SegmentState, ...] = ()
@@ -127,7 +127,9 @@ def _segments(snapshot: dict[str, Any], device: int) -> list[dict[str, Any]] | N
     return [one for one in of_device if tuple(one.get("segment_pool_id", (0, 0))) == (0, 0)]
 
 
-def _stream_numbers(events: Iterable[HistoryEvent], segments: Iterable[dict[str, Any]]) -> dict[object, int]:
+def stream_numbers(
+    events: Iterable[HistoryEvent], segments: Iterable[dict[str, Any]] = ()
+) -> dict[object, int]:
     """Return the number of each stream, by the stream's handle.
 
     The numbers are in the order in which torch releases streams. The default stream has number 0.

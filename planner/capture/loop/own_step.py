@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any
 
 import torch
-from torch import Tensor, optim
+from torch import nn, optim
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from planner.capture.cuda.names import Names
@@ -93,7 +93,7 @@ class _Phases:
 
     def waits_for_optimizers(self) -> bool:
         """Return whether parameters of an optimizer have not been updated twice by it or another one."""
-        parameters = {key: set(map(id, _parameters(one))) for key, one in self._optimizers.items()}
+        parameters = {key: set(map(id, parameters_of(one))) for key, one in self._optimizers.items()}
         updated = [parameters[key] for key in parameters if self._updates[key] > 1]
         return not set().union(*parameters.values()) <= set().union(*updated)
 
@@ -161,6 +161,7 @@ class _Phases:
         self._leave()
 
 
-def _parameters(optimizer: optim.Optimizer) -> Iterator[Tensor]:
+def parameters_of(optimizer: optim.Optimizer) -> Iterator[nn.Parameter]:
+    """Yield the parameters of all groups of an optimizer."""
     for group in getattr(optimizer, "param_groups", ()):  # wrappers of optimizers may have none
         yield from group["params"]

@@ -12,7 +12,7 @@ from planner.capture.failure_reasons import explain
 from planner.capture.loop.batches import batch_loader
 from planner.capture.loop.categories import set_categories, set_gradients
 from planner.capture.loop.named_optimizers import state_tensors
-from planner.capture.loop.own_step import run_own_steps, run_trainer
+from planner.capture.loop.own_step import parameters_of, run_own_steps, run_trainer
 from planner.capture.loop.runtime import Batch
 from planner.capture.models.meta_init import like_on_meta
 from planner.capture.models.transformers.own_trainer import TrainerModule
@@ -64,8 +64,7 @@ def run_steps(loop: CapturedLoop) -> Notes:
     def on_phase(step: int, phase: Phase) -> None:
         set_gradients(recorder, model.parameters())  # an optimizer may not have all parameters
         for optimizer in model.optimizers.values():
-            held = [one for group in optimizer.param_groups for one in group["params"]]
-            set_categories(recorder, held, optimizer)
+            set_categories(recorder, parameters_of(optimizer), optimizer)
         recorder.start_phase(step, phase)
 
     load_batch = batch_loader(model, job, loop.batch)

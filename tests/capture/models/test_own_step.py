@@ -1644,6 +1644,21 @@ def train_step(images):
     assert BATCH_ON_GPU_NOTE not in trace.notes
 
 
+def test_tensors_that_a_file_has_read_are_unpickled_where_they_were(tmp_path: Path) -> None:
+    code = """
+import pickle
+model = net()
+mean = torch.ones(300, 300, device="cuda")
+assert mean[0, 0].item() > 0
+kept = pickle.loads(pickle.dumps(mean))
+
+def train_step(images):
+    (model(images.cuda()).sum() + kept.sum()).backward()
+"""
+    trace = trace_code(tmp_path, code, "train_step", "64")
+    assert bytes_of(trace, Category.PARAMETER) == PARAMETERS + 2 * 300 * 300 * 4
+
+
 @pytest.mark.parametrize("read", ["", ".item()"])
 def test_torch_may_average_a_model_on_the_cpu(tmp_path: Path, read: str) -> None:
     code = f"""
@@ -1920,7 +1935,7 @@ def train_step(images):
 
 
 def test_parameters_of_several_optimizers_are_updated_twice_each(tmp_path: Path) -> None:
-    """As in WGANs. An optimizer whose parameters another one updates, as wrappers have, is not waited for."""
+    """Two optimizers alternate, as in WGANs. A third holds the parameters of the first, as wrappers do."""
     code = """
 model, critic = net(), net()
 optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, critic, model)]

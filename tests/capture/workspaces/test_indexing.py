@@ -253,7 +253,7 @@ def test_a_selection_by_several_blocks_counts_digits() -> None:
     ("rows", "least"), [(20, 20_000), (21, 10_000), (80, 8000), (199, 5000), (4001, 400)]
 )
 def test_a_selection_from_short_rows_needs_nothing(rows: int, least: int) -> None:
-    """How long a row must be for several blocks depends on the number of rows."""
+    """The least length of a row for several blocks depends on the number of rows."""
     assert steps(aten.topk.default, meta(rows, least - 1), 8) == (REST, Release(0))
     assert len(steps(aten.topk.default, meta(rows, least), 8)) > 2
 

@@ -46,6 +46,7 @@ class RunOptions(Struct, frozen=True):
     errors: Any = None  # the file for the command's standard error; None for the planner's own
     progress_seconds: float = 10.0  # between lines of progress
     stops_after_evaluation: bool = False  # whether to stop at the first optimizer step after an evaluation
+    stops_out_of_memory: bool = False  # whether an out-of-memory error ends a script that would catch it
 
 
 def run_emulated(
@@ -105,6 +106,7 @@ def _variables(options: RunOptions, folder: Path, cache: Path) -> dict[str, str]
         "PLANNER_EMULATED_HISTORY_STEPS": str(options.history_steps or 0),
         "PLANNER_EMULATED_STOP_AFTER": str(options.stop_after or 0),
         "PLANNER_EMULATED_STOP_AFTER_EVALUATION": "1" if options.stops_after_evaluation else "",
+        "PLANNER_EMULATED_STOP_OUT_OF_MEMORY": "1" if options.stops_out_of_memory else "",
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),  # its timings are not of a real GPU
         "PYTHONPATH": f"{_STARTUP}{os.pathsep}{inherited}" if inherited else str(_STARTUP),
     }

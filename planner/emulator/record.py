@@ -49,6 +49,8 @@ class OutOfMemory(Struct, frozen=True):
     requested_bytes: int
     was_raised: bool  # whether the failure ended the process
     others: tuple[OtherProcess, ...] = ()  # on the same GPU when the allocation failed
+    # Whether an exception told the script. A convolution that takes another algorithm tells nobody.
+    reached_script: bool = False
 
 
 class GpuRecord(Struct, frozen=True):
@@ -62,7 +64,9 @@ class GpuRecord(Struct, frozen=True):
     after_steps: GpuPeaks | None  # peaks after the last optimizer step; None if the process was killed
     retries: int
     pinned_bytes: int
-    failure: OutOfMemory | None  # the last failed allocation of the process, if it was on this GPU
+    failure: (
+        OutOfMemory | None
+    )  # the last failed allocation that the script met, else the last, if on this GPU
     versions: tuple[tuple[str, str], ...]  # of torch, CUDA and cuDNN
     step_count: int
     was_stopped: bool  # whether --stop-after or the step after an evaluation ended the script
@@ -140,6 +144,12 @@ class EmulatedRun(Struct, frozen=True):
         if not self.exit_code or not failed:
             return None
         return next((one for one in failed if one.was_raised), failed[0])
+
+    @property
+    def caught(self) -> OutOfMemory | None:
+        """Return a failed allocation whose exception the script caught, or None if the command failed."""
+        failed = (record.failure for record in self.records if record.failure is not None)
+        return None if self.exit_code else next((one for one in failed if one.reached_script), None)
 
     @property
     def signal(self) -> str:

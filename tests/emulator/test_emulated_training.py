@@ -159,6 +159,8 @@ except torch.cuda.OutOfMemoryError:
 """
     answer = emulator.run(code, "--gpu", "L4")
     assert (answer["fits"], answer["failure"], answer["peak_allocated_mib"]) == ("with_retries", None, 4.0)
+    caught = answer["ranks"][0]["failure"]
+    assert (caught["reached_script"], caught["requested_mib"]) == (True, 4 * 2**20)
 
 
 def test_a_script_that_fails_for_another_reason_is_no_answer(emulator: Emulator) -> None:
@@ -524,6 +526,31 @@ def test_the_largest_batch_of_a_script(emulator: Emulator, tmp_path: Path) -> No
     ran = dict(answer["confirmed"])
     assert {answer["max_batch"], answer["max_batch"] + 1, answer["comfortable_batch"] + 1} <= ran.keys()
     assert len(answer["replayed"]) == 2
+
+
+def test_a_batch_that_a_script_makes_smaller_does_not_fit(emulator: Emulator, tmp_path: Path) -> None:
+    """The answer is the largest batch that trains, not the largest with which a batch-size finder begins."""
+    script = tmp_path / "train.py"
+    code = """
+import sys, torch
+model, batch = torch.nn.Linear(4096, 4096).cuda(), int(sys.argv[1])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def train(batch):
+    model(torch.empty(batch, 4096, device="cuda")).sum().backward()
+    optimizer.step()
+while batch:
+    try:
+        train(batch)
+        break
+    except torch.cuda.OutOfMemoryError:
+        batch //= 2
+"""
+    script.write_text(code, encoding="utf-8")
+    finder = largest_batch(emulator, script, "--gpu-mib", "2000", "--multiple-of", "1024")
+    script.write_text(code.replace("batch //= 2", "raise"), encoding="utf-8")
+    plain = largest_batch(emulator, script, "--gpu-mib", "2000", "--multiple-of", "1024")
+    assert finder["max_batch"] == plain["max_batch"] > 0
+    assert finder["first_failure"]["failure"] == plain["first_failure"]["failure"]
 
 
 def test_a_replayed_history_is_the_run(emulator: Emulator, tmp_path: Path) -> None:

@@ -129,6 +129,16 @@ def test_a_command_that_survives_a_refused_allocation_fits() -> None:
     assert run(record(failure=RAISED)).outcome is Outcome.FITS
 
 
+def test_an_error_that_the_script_caught_is_named() -> None:
+    """The command fits by another way than it was asked to go: it is no plain yes."""
+    caught = replace(RAISED, was_raised=False, reached_script=True)
+    text = render_plain(run_document(run(record(failure=caught)))).splitlines()
+    assert text[:2] == [
+        "Fits:           yes, but the script met an out-of-memory error, and caught it",
+        "Caught:         before optimizer step 2 ended, module body.0, train.py:7, no room for 614.0 MiB",
+    ]
+
+
 def test_a_command_that_memory_ended_does_not_fit() -> None:
     """The failure that was raised is the one that is reported."""
     survived = OutOfMemory(1, "", "", "", MIB, was_raised=False)

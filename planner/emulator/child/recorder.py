@@ -55,6 +55,7 @@ def attach(torch: Any, core: Any) -> None:
     core.emu_watch_contexts(ctypes.pythonapi.Py_AddPendingCall, recorder.on_context)
     os.register_at_fork(after_in_child=recorder.restart)
     register_after_fork(recorder, _finish_with_process)
+    torch.cuda.OutOfMemoryError.__init__ = recorder.wrap_error(torch.cuda.OutOfMemoryError.__init__)
     sys.excepthook = recorder.wrap_excepthook(sys.excepthook)
     atexit.register(recorder.finish)
 
@@ -164,11 +165,13 @@ class RunRecorder:
         self._steps, self._phases = Steps(), Phases(self._read_peaks)
         self._count, self._stopping, self._finished = 0, False, False
         self._finishing = threading.Lock()
-        self._failure: dict[str, Any] | None = None
+        self._failure: dict[str, Any] | None = None  # the last that the script met, else the last
+        self._last_failure: dict[str, Any] | None = None
         self._raised = False  # whether an exception ended the script
         self._first_lines: dict[int, str] = {}  # of the script, by GPU, that made the process use it
         self._stop_after = int(os.environ.get("PLANNER_EMULATED_STOP_AFTER") or 0)
         self._ends_after_evaluation = bool(os.environ.get("PLANNER_EMULATED_STOP_AFTER_EVALUATION"))
+        self._ends_out_of_memory = bool(os.environ.get("PLANNER_EMULATED_STOP_OUT_OF_MEMORY"))
         self._history_steps = int(os.environ.get("PLANNER_EMULATED_HISTORY_STEPS") or 0)  # 0: all
 
     # ---- what torch calls
@@ -231,10 +234,10 @@ class RunRecorder:
             if self._snapshot is None:
                 self._torch.cuda.memory._record_memory_history(None)
 
-    def _end(self) -> None:
-        """Write the record and end the process with exit code 0. Other threads may still run."""
+    def _end(self, code: int = 0) -> None:
+        """Write the record and end the process with an exit code. Other threads may still run."""
         self.finish()
-        os._exit(0)
+        os._exit(code)
 
     def on_out_of_memory(self, device: int, requested: int, allocated: int, free: int) -> None:
         """Record a failed allocation with its phase, module and line, even if the script survives it."""
@@ -243,16 +246,40 @@ class RunRecorder:
         if self._script_log is not None:
             self._script_log.hold_all()
         found = place(self._torch)
-        self._failure = {
+        self._last_failure = {
             "device": device,
             "step": self._count + 1,
             "requested_bytes": requested,
             "was_raised": False,
+            "reached_script": False,
             "others": self._others(device),
             **found,
             "phase": found["phase"] or self._phases.current(bool(found["module"])),
         }
+        if self._failure is None or not self._failure["reached_script"]:
+            self._failure = self._last_failure
         self._write(whole=False)
+
+    def wrap_error(self, init: Any) -> Any:
+        """Return an `__init__` of out-of-memory errors that records that the error reached the script.
+
+        Python makes the object of an error in C++ when the script catches it or ends. The process ends here,
+        with exit code 1, if out-of-memory errors are to end it.
+        """
+
+        def noting(error: Any, *args: Any) -> None:
+            init(error, *args)
+            if self._last_failure is None or os.getpid() != self._pid:
+                return
+            self._failure = self._last_failure
+            self._failure["reached_script"] = True
+            if not self._failure["line"]:
+                self._failure["line"] = line_of_caller()
+            if self._ends_out_of_memory:
+                self._failure["was_raised"] = True
+                self._end(1)
+
+        return noting
 
     def wrap_excepthook(self, hook: Any) -> Any:
         """Return an excepthook that records that an exception ended the script, and then calls `hook`.

@@ -56,6 +56,7 @@ def find_largest_batch(
     The command runs on emulated GPUs. Histories at two batch sizes are aligned and replayed; runs confirm the
     answers and their successors. If histories do not align, runs alone lead to the answer. The answers run to
     the end of the first evaluation, or of the script, unless `options.stop_after` ends all runs before.
+    A batch size does not fit if the script meets an out-of-memory error, even if it catches the error.
     `{batch}` stands for the batch size in at least one of the command's words; only multiples of
     `multiple_of` are tried. The CUDA context is taken at its upper bound for `confidence`; the rest is
     emulated. Raises the errors of `run_emulated`, and UsageError for a command without `{batch}`.
@@ -125,7 +126,7 @@ def _to_evaluation(options: RunOptions) -> RunOptions:
 def _cautious(options: RunOptions, confidence: float) -> RunOptions:
     """Return the options with the upper bound of the CUDA context at `confidence`.
 
-    Runs also stop after few steps, and keep their histories.
+    Runs also stop after few steps and at the first out-of-memory error, and keep their histories.
     """
     device = options.device
     margin = NormalDist().inv_cdf(check_confidence(confidence)) * hypot(
@@ -140,5 +141,6 @@ def _cautious(options: RunOptions, confidence: float) -> RunOptions:
         options,
         device=replace(device, context=context),
         stop_after=options.stop_after or STEPS,
+        stops_out_of_memory=True,
         keeps_histories=True,
     )

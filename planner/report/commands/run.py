@@ -33,6 +33,7 @@ _FITS = {
     Outcome.FITS_WITH_RETRIES: "yes, with retries: cached memory was released to make room",
     Outcome.DOES_NOT_FIT: "no: out of memory",
 }
+_CAUGHT = "but the script met an out-of-memory error, and caught it"
 _VERDICTS = {
     Outcome.FITS: "The command fits",
     Outcome.FITS_WITH_RETRIES: "The command fits with retries: cached memory was released to make room",
@@ -45,7 +46,7 @@ def run_document(run: EmulatedRun, explained: ExplainedRun | None = None) -> Doc
     largest = run.largest
     stopped = f"; stopped after {largest.step_count} optimizer steps" if largest.was_stopped else ""
     ran = _what_ran(run, f"; exit code {run.exit_code}{stopped}")
-    lines = (Entry("Fits", _FITS[run.outcome]), *_failure_entries(run.failure), *_crash_entries(run), *ran)
+    lines = (Entry("Fits", _fits(run)), *_failure_entries(run), *_crash_entries(run), *ran)
     notes = () if explained is None else explained.notes
     breakdown: list[list[Block]] = []
     if explained is not None:
@@ -65,8 +66,13 @@ def _what_ran(of: EmulatedRun | CommandPlan, ended: str = "") -> tuple[Entry, En
     return Entry("GPU", gpu), Entry("Command", f"{shlex.join(of.command)}{ended}")
 
 
-def _failure_entries(failure: OutOfMemory | None) -> tuple[Entry, ...]:
-    """Return an entry on where memory ran out, or () if it did not."""
+def _fits(run: EmulatedRun) -> str:
+    return _FITS[run.outcome] if run.caught is None else f"yes, {_CAUGHT}"
+
+
+def _failure_entries(run: EmulatedRun) -> tuple[Entry, ...]:
+    """Return an entry on where memory ran out, or () if no error told the script so."""
+    failure = run.failure or run.caught
     if failure is None:
         return ()
     parts = [
@@ -77,7 +83,7 @@ def _failure_entries(failure: OutOfMemory | None) -> tuple[Entry, ...]:
         f"no room for {mib_text(failure.requested_bytes)} MiB",
         *(f"next to {mib_text(one.process_bytes)} MiB of rank {one.rank}" for one in failure.others),
     ]
-    return (Entry("Fails", ", ".join(part for part in parts if part)),)
+    return (Entry("Fails" if run.caught is None else "Caught", ", ".join(part for part in parts if part)),)
 
 
 def _crash_entries(run: EmulatedRun) -> tuple[Entry, ...]:
@@ -171,8 +177,8 @@ def run_summary(explained: ExplainedRun) -> Summary:
         about=f"Emulated run: {shlex.join(run.command)}; exit code {run.exit_code}{stopped}; "
         f"{versions_text(run.largest)}",
         outcome=run.outcome,
-        answer=_VERDICTS[run.outcome],
-        entries=(*_failure_entries(run.failure), *_crash_entries(run)),
+        answer=_VERDICTS[run.outcome] if run.caught is None else f"The command fits {_CAUGHT}",
+        entries=(*_failure_entries(run), *_crash_entries(run)),
         tiles=tuple(_tiles(explained)),
         parts=explained.parts,
         certainty="",
@@ -207,7 +213,7 @@ def command_plan_document(plan: CommandPlan) -> Document:
     return Document.of(
         [Headline(lines, "good" if search.comfortable else "warning" if search.largest else "bad")],
         [] if at is None else _peaks(at),
-        [] if failure is None else [Headline((beyond, *_failure_entries(failure.failure)), "bad")],
+        [] if failure is None else [Headline((beyond, *_failure_entries(failure)), "bad")],
         [*([] if at is None else _closing(at, steps)), timing],
     )
 

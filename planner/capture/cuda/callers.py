@@ -39,12 +39,12 @@ def _function_of(frame: FrameType) -> tuple[str, str]:
 
 
 def is_of_torch(frame: FrameType) -> bool:
-    """Return whether a frame runs Python code of torch or the planner, except modules in `_OF_ONE_RUN`."""
+    """Return whether a frame runs code of torch or the planner, except modules that count as user code."""
     return package_of(frame) in _TORCH and frame.f_globals.get("__name__") not in _OF_ONE_RUN
 
 
 def moves_tensors(frame: FrameType) -> bool:
-    """Return whether a frame runs code of torch that may move tensors: all but code that infers results."""
+    """Return whether a frame runs code of torch, except decompositions, meta kernels and fake tensors."""
     name = str(frame.f_globals.get("__name__", ""))
     return name.startswith("torch.") and not name.startswith(_INFERENCE)
 
@@ -64,12 +64,12 @@ def draws_truncated(frame: FrameType) -> bool:
 
 
 def caches_answers(frame: FrameType) -> bool:
-    """Return whether a frame runs a library that caches device queries (`_CACHING` without `_OF_ONE_RUN`)."""
+    """Return whether a library that caches device queries runs, except modules that count as user code."""
     return is_of_library(frame) and frame.f_globals.get("__name__") not in _OF_ONE_RUN
 
 
 def is_of_library(frame: FrameType) -> bool:
-    """Return whether a frame runs code of torch, the planner or a library in `_CACHING`."""
+    """Return whether a frame runs code of torch, the planner or a library that caches device queries."""
     return package_of(frame) in _CACHING
 
 

@@ -18,8 +18,8 @@ _LEAF_NODE = 2**63  # sequence numbers of nodes that accumulate into leaves are 
 class Streams:
     """A tracker of the current CUDA stream, in Python code and in the nodes of backward passes.
 
-    It covers Python code and the nodes of backward passes. Autograd runs a node on the stream of its forward
-    operator (autograd/engine.cpp), unless Python code in the node enters another stream.
+    Autograd runs a node on the stream of its forward operator (autograd/engine.cpp), unless Python code in
+    the node enters another stream.
     """
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ _CACHE_BYTES = 256 * 2**20  # of a buffer that Triton clears between timed runs 
 
 @contextmanager
 def torchao_kernels() -> Iterator[None]:
-    """Replace torchao's INT8 products inside the context by ones that allocate as on a GPU.
+    """Replace torchao's INT8 products inside the context by functions that allocate as on a GPU.
 
     Only modules of torchao that are imported already are changed.
     """

@@ -118,7 +118,7 @@ _HOST = {  # names of Triton that Python code on the host calls
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """An import finder that returns stand-ins for Triton's modules, except to libraries in `_ASKS`."""
+    """An import finder that gives stand-ins for Triton's modules, but not to libraries that work without."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -136,10 +136,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _asks() -> bool:
-    """Return whether the importing code belongs to a library in `_ASKS`.
-
-    Such a library works without Triton.
-    """
+    """Return whether the importing code belongs to a library that works without Triton (`_ASKS`)."""
     frame: Any = sys._getframe(2)
     while frame is not None:
         name = package_of(frame)

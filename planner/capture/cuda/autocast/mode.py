@@ -68,13 +68,13 @@ BANNED = ("binary_cross_entropy",)
 
 
 class CastCache:
-    """A cache of weights cast to the lower precision, kept until the outermost autocast region ends."""
+    """A cache of weights cast to autocast's dtype, kept until the outermost autocast region ends."""
 
     def __init__(self) -> None:
         self._casts: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
 
     def cast(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the tensor cast to `dtype` (weights from the cache), or unchanged if it is not eligible.
+        """Return the tensor cast to `dtype` (weights from the cache), or itself if autocast does not cast it.
 
         Inference mode keeps no casts, as observed on the CPU and in a record of a GPU (torch 2.11). The
         source is held weakly, as in ATen/autocast_mode.cpp. The cast is held, and has its autograd history
@@ -109,7 +109,7 @@ def is_eligible(value: object) -> bool:
 
 
 def kernels(cache: CastCache) -> dict[str, Kernel]:
-    """Return the kernels for CUDA's autocast, by operator name. They are for the dispatch key of autocast."""
+    """Return kernels by operator name, which cast arguments as CUDA's autocast does, or refuse the call."""
     return {
         **{name: _casting(name, lambda args: _lower(), cache) for name in LOWER_PRECISION.split()},
         **{name: _casting(name, lambda args: torch.float32, cache) for name in FLOAT32.split()},
@@ -135,7 +135,7 @@ def _is_weight(tensor: Tensor) -> bool:
 
 
 def _casting(name: str, dtype_of: Callable[[tuple[Any, ...]], torch.dtype], cache: CastCache) -> Kernel:
-    """Return a kernel that casts an operator's eligible tensors to the dtype of `dtype_of`, then runs it.
+    """Return a kernel that runs an operator with its eligible tensors cast to the dtype from `dtype_of`.
 
     Tensors in lists are cast too.
     """
@@ -160,9 +160,9 @@ def _casting(name: str, dtype_of: Callable[[tuple[Any, ...]], torch.dtype], cach
 
 
 def _widest(args: tuple[Any, ...]) -> torch.dtype:
-    """Return float32 if an eligible tensor is in float32, otherwise the lower precision.
+    """Return float32 if an eligible tensor is in float32, otherwise autocast's dtype.
 
-    Raises RuntimeError if no eligible tensor is in float32 and one is not in the lower precision.
+    Raises RuntimeError if no eligible tensor is in float32 and one is not in autocast's dtype.
     """
     lower = _lower()
     values = [item for arg in args for item in (arg if isinstance(arg, (list, tuple)) else (arg,))]

@@ -111,7 +111,7 @@ def making(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _copying_numbers(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a version of `torch.tensor` or `torch.as_tensor` that makes numbers on the CPU and copies them.
+    """Return a version of `torch.tensor` or `as_tensor` that makes a tensor on the CPU, then copies it.
 
     torch does so too, but beneath all modes.
     """
@@ -126,7 +126,7 @@ def _copying_numbers(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_default_gpu() -> bool:
-    """Return whether tensors of a running loop are made on the GPU by default."""
+    """Return whether a loop is running and its default device is the GPU."""
     return opened[-1].is_running and device_mode.CURRENT_DEVICE == META_DEVICE
 
 
@@ -157,7 +157,7 @@ def _is_layout_alone(device: object, caller: FrameType) -> bool:
 
 
 def _is_of_save_on_cpu() -> bool:
-    """Return whether torch's `save_on_cpu` makes the tensor. It pins memory only if torch finds a GPU."""
+    """Return whether torch's `save_on_cpu` called the factory. It pins memory only if torch finds a GPU."""
     return caller_frame(2).f_globals.get("__name__") == "torch.autograd.graph"
 
 

@@ -99,7 +99,7 @@ class HostTensors:
             self.destination = before
 
     def side_of(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Side:
-        """Return the side of an operator's results: HOST if all meta tensors are on the CPU, otherwise GPU.
+        """Return the side of an operator's results: HOST if all its meta arguments are CPU tensors, or GPU.
 
         Inside `moving_to`, its side is returned. Raises RuntimeError, as torch does on a GPU, if the
         arguments include tensors of both sides, unless the CPU tensors are scalars or the operator takes
@@ -136,11 +136,11 @@ class HostTensors:
         kwargs: dict[str, Any],
         copy_to_meta: Callable[[Tensor], Tensor],
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Return the arguments with real CPU tensors replaced by meta tensors, or None if this is impossible.
+        """Return arguments with meta tensors in place of real CPU tensors, or None if none may be replaced.
 
         The meta tensors count as CPU tensors. User code made the real tensors on the CPU; scalar tensors are
-        not replaced. It is impossible if no argument is a real CPU tensor, if the operator changes a real CPU
-        tensor in place, if no argument is on the meta device, or if an argument on the meta device is a
+        not replaced. The result is None if no argument is a real CPU tensor, if the operator changes a real
+        CPU tensor in place, if no argument is on the meta device, or if an argument on the meta device is a
         tensor of the GPU.
         """
         tensors = [one for one in leaves_of((args, kwargs)) if isinstance(one, Tensor)]

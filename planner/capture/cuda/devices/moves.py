@@ -119,7 +119,7 @@ def _is_partial(tensor: Tensor) -> bool:
 
 
 def _by_class(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a version of a tensor method that calls `__torch_function__` of a wrapper tensor's class.
+    """Return a version of a tensor method that calls `__torch_function__` instead for wrapper tensors.
 
     The class's `__torch_function__` recognizes torch's own method by its identity.
     """
@@ -294,10 +294,7 @@ def loading(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def unpickling(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a version of `pickle.load` or `loads` that puts loaded meta tensors on the GPU if it is in use.
-
-    The GPU is in use if user code has put any tensor there.
-    """
+    """Return a version of `pickle.load` or `loads` that puts meta tensors on the GPU if others are there."""
 
     @functools.wraps(plain)
     def load(*args: Any, **kwargs: Any) -> Any:
@@ -310,7 +307,7 @@ def unpickling(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _place_loaded(loaded: object, side: Side | None) -> None:
-    """Put the meta tensors in `loaded` on `side`; if it is None, on the GPU if any tensor was put there.
+    """Put the meta tensors in `loaded` on `side`; with None, on the GPU if any tensor was put there.
 
     This capture has saved the tensors. The file does not tell on which side they were.
     """

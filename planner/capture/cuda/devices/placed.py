@@ -130,7 +130,7 @@ class PlacedTensors:
         return None if ref is None else ref()
 
     def take_entries(self) -> list[tuple[int, Entry]]:
-        """Return the logged entries, each after its number in the order of all events, and clear the log."""
+        """Return the log as (number in the order of all events, entry) pairs, and clear it."""
         entries, self._entries = self._entries, []
         return entries
 

@@ -27,10 +27,7 @@ is_meta = torch._C.TensorBase.is_meta.__get__  # type: ignore[attr-defined]
 
 @dataclass(slots=True)
 class Placement:
-    """The state of a simulated GPU while user code runs.
-
-    It has the device that `cuda` maps to, and the tensors and streams of user code.
-    """
+    """The state of a simulated GPU for user code: the device for `cuda`, tensors, streams and remarks."""
 
     target: str = META  # device that `cuda` maps to for tensors that are not on the meta device
     capability: tuple[int, int] = (8, 0)
@@ -59,7 +56,7 @@ class Placement:
 
     @contextmanager
     def moving_module(self) -> Iterator[None]:
-        """Keep tensors that move to the CPU on the meta device inside the context.
+        """Keep tensors on the meta device, even if they are moved to the CPU, inside the context.
 
         Otherwise `Module.to` would replace its parameters, which optimizers hold.
         """
@@ -123,7 +120,7 @@ def put_off_until_recorded(work: Callable[[], None]) -> bool:
 
 
 def work_put_off() -> list[tuple[float, Callable[[], None]]]:
-    """Return and clear the postponed calls, each after its position among the tensors put on the GPU."""
+    """Return and clear the postponed calls, as (position among the tensors put on the GPU, call) pairs."""
     taken = [(put_order(marker), work) for marker, work in opened[-1].put_off] if opened else []
     if taken:
         opened[-1].put_off.clear()

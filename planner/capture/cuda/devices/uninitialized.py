@@ -13,7 +13,7 @@ _Uninitialized: Any = vars(parameter)["UninitializedTensorMixin"]
 
 
 class _Methods:
-    """The names of the methods that torch allows on a parameter without shape, and that tell its layout.
+    """A container of the methods, by name, that may be called on a parameter without shape.
 
     torch compares the methods themselves, some of which are replaced.
     """
@@ -27,7 +27,7 @@ class _Methods:
 
 
 def replacements() -> Iterator[Replacement]:
-    """Yield replacements for the methods of a parameter without shape that know its device."""
+    """Yield replacements for a lazy parameter's `materialize` and its set of allowed methods."""
     yield _Uninitialized, "_allowed_methods", _Methods()
     yield _Uninitialized, "materialize", _materializing(_Uninitialized.materialize)
 

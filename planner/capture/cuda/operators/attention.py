@@ -21,7 +21,7 @@ _SAFE_SINCE: TorchVersion = (2, 5)
 
 
 def kernels(capability: tuple[int, int], version: TorchVersion) -> dict[str, Callable[..., Any]]:
-    """Return the kernel of `scaled_dot_product_attention`, by operator name."""
+    """Return {"scaled_dot_product_attention": kernel}; the kernel runs the backend that CUDA selects."""
 
     def attend(
         query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
@@ -36,10 +36,9 @@ def kernels(capability: tuple[int, int], version: TorchVersion) -> dict[str, Cal
 
 
 def _flash(call: SdpaCall, scale: float | None) -> Tensor:
-    """Run flash attention on heads padded to a multiple of 8, and return the output without the padding.
+    """Run flash attention with head widths padded to a multiple of 8, and return the output unpadded.
 
-    Head widths are padded to a multiple of 8 before the kernel. The kernel saves the padded copies for the
-    backward pass.
+    The kernel saves the padded copies for the backward pass.
     """
     width = call.query.shape[-1]
     padded = [F.pad(t, [0, -width % 8]) if width % 8 else t for t in (call.query, call.key, call.value)]

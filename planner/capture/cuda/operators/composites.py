@@ -99,9 +99,9 @@ def _mish_backward(grad: Tensor, x: Tensor) -> Any:
 def _transposed_einsum(equation: str, operands: list[Tensor], *, path: list[int] | None = None) -> Any:
     """Run `einsum` as torch before 2.9 does, which never exchanges operands for a contiguous result.
 
-    Two operands are not exchanged to get a contiguous result. The result is a view of the product of the
-    first operand's rows and the second one's columns, even if the equation names the columns first. Equations
-    of more than two operands are run as in the installed torch.
+    The result of two operands is a view of the product of the first operand's rows and the second one's
+    columns, even if the equation names the columns first. Equations of more than two operands are run as in
+    the installed torch.
     """
     if len(operands) == 2:
         given, result = _written_out(equation.replace(" ", ""), operands)
@@ -240,7 +240,7 @@ def _binary_cross_entropy_with_logits(
 
 
 def _with_kernel_strides(x: Tensor) -> Tensor:
-    """Return a contiguous tensor with the strides of CUDA's pointwise results, any other one unchanged.
+    """Return a contiguous tensor with the strides of CUDA's pointwise results, or another tensor unchanged.
 
     A contiguous tensor may have unusual strides in dimensions of size 1. CUDA's kernels then return
     contiguous strides (ATen/TensorIterator.cpp, fast_set_up); torch's meta kernels keep the unusual strides.
@@ -330,7 +330,7 @@ _KERNELS: Mapping[str, Callable[..., Any]] = {
 
 
 def kernels(version: TorchVersion) -> dict[str, Callable[..., Any]]:
-    """Return the kernels of this module for a version of torch, by operator name."""
+    """Return the kernels of composite operators for a version of torch, by operator name."""
     older: dict[str, Callable[..., Any]] = {}
     if version < _FUSED_RMS_NORM_SINCE:
         older["rms_norm"] = _composed_rms_norm

@@ -26,7 +26,7 @@ def kernels(capability: tuple[int, int], version: TorchVersion) -> Kernels:
         qkv_bias: Tensor, proj_weight: Tensor, proj_bias: Tensor, mask: Tensor | None = None,
         need_weights: bool = True, average_attn_weights: bool = True, mask_type: int | None = None,
     ) -> Any:  # fmt: skip
-        """Run `_native_multi_head_attention` as on CUDA, and return its output, and its weights or None.
+        """Run `_native_multi_head_attention` as on CUDA; return its output, and attention weights or None.
 
         It is fused if there is no mask and no weights are returned. The fused path also requires that the
         selected attention backend is not the math backend.

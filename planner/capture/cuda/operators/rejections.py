@@ -16,10 +16,7 @@ _MOST_FRAMES = 16  # between a read in Python and the dispatch mode that asks
 
 
 class Rejections(Struct):
-    """A prediction of whether a drawing round of `trunc_normal_` rejects a weight.
-
-    It counts the rounds of the current call.
-    """
+    """A predictor of whether a round of `trunc_normal_` rejects a weight; it counts the rounds of a call."""
 
     rounds: int = 0  # rounds after the first of the current call
 

@@ -39,7 +39,7 @@ def patches() -> Iterator[tuple[str, object]]:
 
 
 def _flatten_again(layer: Any) -> None:
-    """Move the weights of a recurrent layer into a new buffer, as CUDA does in each call.
+    """Move a recurrent layer's weights, if all can be moved, into a new buffer, as CUDA does in each call.
 
     The buffer is allocated before the weights' previous storages are freed.
     """
@@ -165,7 +165,7 @@ def _run(
 
 
 def _shared_buffer(weights: Sequence[Tensor]) -> Tensor | None:
-    """Return a flat tensor over the storage that two or more weights share, or None if they share none.
+    """Return a flat tensor over the storage that all weights (at least two) share, or None if there is none.
 
     Without a shared storage, cuDNN's operator copies the weights into a buffer at each call.
     """

@@ -186,7 +186,7 @@ def _is_unit_stride(call: SdpaCall) -> bool:
 
 
 def _heads_match(call: SdpaCall, *, grouped: bool) -> bool:
-    """Return whether batch sizes are equal, and numbers of heads are equal or, for grouped queries, divide.
+    """Return whether batch sizes are equal, and numbers of heads equal, or divisible if queries are grouped.
 
     Without grouped queries, the numbers of heads must be equal. If the call enables grouped queries and the
     backend takes them (`grouped`), the number of heads of keys and values must divide the number of the
@@ -202,7 +202,7 @@ def _heads_match(call: SdpaCall, *, grouped: bool) -> bool:
 
 
 def _mask_broadcasts(call: SdpaCall) -> bool:
-    """Return whether the call has no mask or one that cuDNN accepts.
+    """Return whether the call has no mask, or a mask without gradient and with a shape that cuDNN accepts.
 
     Source: `check_attn_mask_shape`. cuDNN accepts a call without a mask, or with a mask of 2 or 4 dimensions
     that requires no gradient and broadcasts to the scores.

@@ -67,7 +67,7 @@ def cuda_semantics(capability: tuple[int, int], version: TorchVersion = NEWEST_T
 
 
 def has_cuda_semantics() -> bool:
-    """Return whether operators on `meta` take the code paths of CUDA now."""
+    """Return whether `cuda_semantics` is open in this process, even if it is suspended now."""
     return _OPEN.locked()
 
 

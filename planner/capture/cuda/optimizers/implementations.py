@@ -57,10 +57,7 @@ def _by_side(
 
 
 def _choose(params: list[Tensor], *args: Any, **kwargs: Any) -> tuple[bool, bool]:
-    """Return (fused, foreach) as `_default_to_fused_or_foreach` does, or (False, False) for CPU parameters.
-
-    Both are False if any parameter is on the CPU.
-    """
+    """Return (fused, foreach) as torch chooses them, or (False, False) if any parameter is on the CPU."""
     if any(map(is_on_host, params)):
         return False, False
     return _default_to_fused_or_foreach(params, *args, **kwargs)

@@ -26,9 +26,10 @@ _BLOCKWISE = frozenset(("adam", "momentum", "rmsprop", "lion", "adagrad", "adema
 
 @contextmanager
 def optimizer_libraries(capability: tuple[int, int]) -> Iterator[OutsideMemory]:
-    """Replace functions of bitsandbytes' and torchao's optimizers; yield their memory outside the allocator.
+    """Replace functions of bitsandbytes' and torchao's optimizers; yield a counter of memory elsewhere.
 
-    Libraries that are not imported are left alone. The steps are run as on a GPU of this compute capability.
+    The counter counts memory outside of the caching allocator. Libraries that are not imported are left
+    alone. The steps are run as on a GPU of this compute capability.
     """
     outside = OutsideMemory()
     with ExitStack() as stack:
@@ -86,7 +87,7 @@ def _watch_bitsandbytes(outside: OutsideMemory, stack: ExitStack) -> None:
 
 @contextmanager
 def _overrides_kept(manager: Any) -> Iterator[None]:
-    """Restore the overrides of bitsandbytes' global manager on exit.
+    """Restore bitsandbytes' global settings for single parameters when the context closes.
 
     Its `check_overrides` adds entries under the `id` of parameters.
     """

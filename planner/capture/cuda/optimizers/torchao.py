@@ -109,7 +109,7 @@ def _free_in_order(tensors: list[Tensor], *held: list[Tensor]) -> None:
 
 @contextmanager
 def offload_constructed(code: str) -> Iterator[None]:
-    """Patch torchao's `CPUOffloadOptimizer` inside the context if the source `code` names it.
+    """Replace methods of torchao's `CPUOffloadOptimizer` inside the context if the source `code` names it.
 
     Does nothing if the code does not name the class, or torchao is not installed.
     """

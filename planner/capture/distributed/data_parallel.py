@@ -93,7 +93,7 @@ def replacements() -> Iterator[Replacement]:
 
 
 def _on_meta(plain: Callable[..., None]) -> Callable[..., None]:
-    """Return a version of DDP's constructor `plain` that works on the meta device.
+    """Return a version of DDP's constructor for the meta device, which runs once the set-up is recorded.
 
     It ignores `device_ids` and `output_device`, since the meta device has no index. It postpones `plain`
     until the set-up is recorded, so that the allocations of `plain` are recorded; until then the DDP object

@@ -49,10 +49,7 @@ class OtherRanks:
         self._wanted: Hashable = None
 
     def trace(self, rank: int, run: Callable[[int], _Result]) -> _Result:
-        """Return `run(rank)`, retried until no message is missing.
-
-        The sender of a missing message is run before each retry.
-        """
+        """Return `run(rank)`; while a message is missing, run its sender and try again."""
         while True:
             try:
                 return run(rank)

@@ -82,10 +82,7 @@ def _on_meta(plain: Callable[..., None]) -> Callable[..., None]:
 
 
 def _vote(plain: Callable[..., None]) -> Callable[..., None]:
-    """Return a version of `_warmup_p2p` in which only this rank's stages vote.
-
-    The vote decides how metadata is inferred.
-    """
+    """Return a version of `_warmup_p2p` in which this rank's stages alone vote how to infer metadata."""
 
     @functools.wraps(plain)
     def vote(self: Any, stages: list[Any], has_backward: bool, p2p_done: bool) -> None:

@@ -19,10 +19,7 @@ class Transfer:
     """The work object of a finished transfer, which keeps its tensors alive."""
 
     def __init__(self, held: tuple[Tensor, ...], outputs: tuple[Tensor, ...] = ()) -> None:
-        """Store the tensors to keep alive.
-
-        `held` are kept until `wait` is called, `outputs` as long as the object lives.
-        """
+        """Keep the tensors `held` alive until `wait` is called, and `outputs` as long as the object lives."""
         self._held = held
         self._outputs = outputs
 
@@ -40,7 +37,7 @@ class Transfer:
     is_success = is_completed
 
     def result(self) -> list[Tensor]:
-        """Return the tensor of a single transfer in a list. The list is empty for a batch of transfers."""
+        """Return a list of a single transfer's tensor, or [] for a batch of transfers."""
         return list(self._outputs)
 
 
@@ -52,7 +49,7 @@ def replacements() -> Iterator[Replacement]:
 
 
 def in_both(name: str, new: Callable[..., Any]) -> Iterator[Replacement]:
-    """Yield replacements for the function `name` in both modules that export it.
+    """Yield replacements for the function `name` in torch.distributed and its module distributed_c10d.
 
     `new` is called with the original function, followed by the arguments.
     """

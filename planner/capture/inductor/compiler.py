@@ -87,10 +87,7 @@ class Compiler:
             torch._dynamo.reset()
 
     def notes(self) -> tuple[str, ...]:
-        """Return notes on unplanned parts of torch.compile: options that time kernels, and padded products.
-
-        These are options that time kernels, and matrix products that a GPU might pad.
-        """
+        """Return notes on parts that are not planned: timed kernels, and products that a GPU might pad."""
         notes = []
         if self._timed:
             notes.append(
@@ -120,7 +117,7 @@ class Compiler:
         return call
 
     def _guarding(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """Return dynamo's guard builder `plain`, run in the recorder and without guards on torch's functions.
+        """Return a version of dynamo's guard builder that runs in the recorder and drops guards on torch.
 
         Guards compare a tensor's dispatch keys, which include the keys of the thread, and are checked inside
         the recorder. Guards on the identity of torch's functions are dropped, since those functions are

@@ -20,7 +20,7 @@ from planner.capture.patching import patched
 
 
 class Tuning(Struct, frozen=True):
-    """The properties of a kernel that decide what its first launch allocates."""
+    """The arguments of a kernel, and the properties that decide what its first launch allocates."""
 
     arguments: tuple[str, ...]  # names of all arguments, in order
     changed: frozenset[str]  # names of arguments that the kernel changes

@@ -69,7 +69,7 @@ def _use_own_switch(model: nn.Module) -> str | None:
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the outermost repeated blocks of a model.
+    """Return a model's repeated blocks, such as transformer layers, without blocks inside other blocks.
 
     The blocks have the order of the model's modules. In each list of modules, the blocks are the modules of
     the class that holds most of the parameters, if the list has several of them and they contain modules.

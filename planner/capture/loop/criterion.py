@@ -19,7 +19,7 @@ from planner.jobs import Job, Mode, is_code, kind_text
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """A user's loss that is ready to be called."""
+    """A user's loss function or module, its name, and whether it takes a target."""
 
     call: Callable[..., Any]
     name: str  # FILE.py:NAME

@@ -30,7 +30,7 @@ _INPUTS_HELD_SINCE = (2, 8)
 
 
 class Buckets:
-    """The gradient buckets of DistributedDataParallel.
+    """The gradient buckets of DistributedDataParallel, filled by hooks on the parameters of a model.
 
     At first, all gradients of one dtype share a bucket. Before the second forward pass with gradients the
     buckets are rebuilt in the order in which the first backward pass computed the gradients. Since torch 2.8
@@ -126,7 +126,7 @@ class Buckets:
 
 
 def assign_buckets(tensors: Sequence[Tensor], limits_bytes: Sequence[int]) -> list[list[int]]:
-    """Assign tensors to buckets, and return the indices of the tensors in each bucket.
+    """Assign tensors to buckets by dtype and size, and return the indices of the tensors in each bucket.
 
     A bucket holds tensors of one dtype. A bucket is full as soon as it reaches its limit; the last limit
     holds for all further buckets of its dtype. Full buckets come first, in order. Source: reducer.cpp,

@@ -61,7 +61,7 @@ def _left_out(new_tokens: int) -> tuple[str, ...]:
 
 
 def _growths(new_tokens: int) -> list[int]:
-    """Return, for each growth of the key-value cache without a run of the model, the number of tokens.
+    """Return the number of tokens of each growth of the key-value cache without a run of the model.
 
     The first and last `WHOLE_TOKENS` tokens run through the model; for tokens between, only the cache grows.
     There are at most `MOST_GROWTHS` growths.

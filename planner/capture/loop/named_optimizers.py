@@ -73,10 +73,9 @@ def build_named(job: Job, model: nn.Module, parameters: Iterable[nn.Parameter]) 
 
 
 def find_optimizer(job: Job) -> MakeOptimizer:
-    """Return a function that makes the job's optimizer.
+    """Return a function that makes the job's optimizer from a model and its parameters.
 
-    The function takes a model and its parameters. Raises UsageError or ModelError if the optimizer cannot be
-    found.
+    Raises UsageError or ModelError if the optimizer cannot be found.
     """
     arguments = dict(job.loop.optimizer_args)
     make: _Make = _make_by_short_name

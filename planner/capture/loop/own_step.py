@@ -54,7 +54,7 @@ def run_own_steps(
 
 
 def run_trainer(model: TrainerModule, job: Job, batch: int, on_phase: PhaseHook) -> tuple[str, ...]:
-    """Run a user's trainer for `job.loop.steps` steps, and return notes. The trainer has its own loop."""
+    """Run a user's trainer for the job's steps; return notes on its optimizer steps, and its own notes."""
     phases = _Phases(on_phase, model.optimizers)
     steps = count(1)
     with torch.enable_grad(), phases.watching(), take_all_steps():
@@ -92,7 +92,7 @@ class _Phases:
         self.start(self._step, phase)
 
     def waits_for_optimizers(self) -> bool:
-        """Return whether parameters of an optimizer have not been updated twice by it or another one."""
+        """Return whether some parameter belongs to no optimizer that has made two steps."""
         parameters = {key: set(map(id, parameters_of(one))) for key, one in self._optimizers.items()}
         updated = [parameters[key] for key in parameters if self._updates[key] > 1]
         return not set().union(*parameters.values()) <= set().union(*updated)

@@ -53,11 +53,9 @@ def convert_inputs(job: Job) -> Job:
 
 
 def format_of(job: Job, shape: Sequence[int], dtype: torch.dtype) -> torch.memory_format:
-    """Return the memory format of a batch's tensor or of a model's weight.
+    """Return channels last for a float tensor of 4 or 5 dimensions if the job asks for it, else contiguous.
 
-    A batch's shape includes the batch dimension. If the job asks for channels last, the format applies to
-    floating-point tensors of 4 dimensions (images) and 5 dimensions (volumes). All other tensors are
-    contiguous.
+    The tensor is a model's weight, or part of a batch, whose shape includes the batch dimension.
     """
     is_last = job.model.memory_format is MemoryFormat.CHANNELS_LAST and dtype.is_floating_point
     formats = {4: torch.channels_last, 5: torch.channels_last_3d} if is_last else {}

@@ -41,7 +41,7 @@ _CRITERIA: dict[Loss, Callable[[Tensor, Any], Tensor]] = {
 
 @dataclass(slots=True)
 class LoopVariables:
-    """The variables of a training script. Variables keep their tensors alive."""
+    """The variables of a training script (batch, output and loss), which keep their tensors alive."""
 
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -69,7 +69,7 @@ def run_loop(
     runtime: LoopRuntime,
     load_evaluated: BatchLoader | None = None,
 ) -> tuple[str, ...]:
-    """Run `job.loop.steps` steps of a job, and return notes on the run.
+    """Run `job.loop.steps` steps of a job; return notes on checkpoints, skipped tokens and the loss.
 
     The steps train, infer or generate. All variables are still alive in the phase `END`. `load_evaluated`
     loads the batches of the evaluation if they have another size. `optimizer` is None in modes without an
@@ -210,10 +210,7 @@ class _TrainingLoop:
             variables.output = None
 
     def _saving(self) -> AbstractContextManager[None]:
-        """Return a context that keeps saved tensors on the CPU if the job offloads.
-
-        autograd saves the tensors for the backward pass.
-        """
+        """Return a context that keeps tensors saved for the backward pass on the CPU if the job offloads."""
         if self.job.loop.offload is Offload.NONE:
             return nullcontext()
         return save_on_cpu(pin_memory=True)

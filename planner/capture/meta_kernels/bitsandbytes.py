@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def kernels() -> Mapping[Any, Callable[..., Any]]:
-    """Return the meta kernels by operator, or {} if bitsandbytes is not imported."""
+    """Return meta kernels for two operators of bitsandbytes, by operator, or {} if it is not imported."""
     if "bitsandbytes" not in sys.modules:
         return {}
     ops = torch.ops.bitsandbytes

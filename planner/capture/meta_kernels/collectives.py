@@ -20,7 +20,7 @@ _DISPATCH = (
 
 
 def kernels() -> Mapping[Any, Callable[..., Any]]:
-    """Return the meta kernels by operator, or {} if functional collectives are not imported."""
+    """Return meta kernels for functional collectives and `copy_`, or {} if the former are not imported."""
     module = sys.modules.get("torch.distributed._functional_collectives")
     if module is None:
         return {}

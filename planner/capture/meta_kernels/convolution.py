@@ -67,7 +67,7 @@ def _convolution_backward(
     stride: Any, padding: Any, dilation: Any, transposed: bool, output_padding: Any, groups: int,
     mask: Sequence[bool],
 ) -> Any:  # fmt: skip
-    """Return the gradients of a convolution's input, weight and bias, None if `mask` does not select them.
+    """Return a convolution's gradients of input, weight and bias, each None if `mask` does not select it.
 
     The first two have the memory format of the forward pass. Returns NotImplemented for unusual arguments.
     """
@@ -102,7 +102,7 @@ def _is_native(capability: Capability, x: Tensor) -> bool:
 
 
 def kernels(capability: Capability) -> Mapping[str, Callable[..., Any]]:
-    """Return the meta kernels by operator name, for GPUs of a compute capability."""
+    """Return the meta kernels of convolutions, by operator name, for GPUs of a compute capability."""
     return {
         "convolution": partial(_convolution, capability),
         "convolution_backward": partial(_convolution_backward, capability),

@@ -21,7 +21,7 @@ from planner.capture.meta_kernels.strides import (
 
 
 def pointwise_output(*operands: Any, dtype: torch.dtype | None = None, **_: Any) -> Any:
-    """Return the output of a pointwise operator over floating-point tensors and real numbers.
+    """Return a pointwise operator's output for floating-point tensors and real numbers, or NotImplemented.
 
     `dtype` is the output's dtype if it differs from the dtype to which the operands promote.
     """
@@ -45,17 +45,14 @@ def pointwise_output(*operands: Any, dtype: torch.dtype | None = None, **_: Any)
 
 
 def _alone(x: Any, *numbers: Any, **options: Any) -> Any:
-    """Return the output of a pointwise operator over one tensor.
-
-    Numbers among the operands do not affect the layout.
-    """
+    """Return the output of a pointwise operator over one tensor, laid out as if there were no numbers."""
     if any(isinstance(number, complex) for number in numbers):
         return NotImplemented
     return pointwise_output(x, **options)
 
 
 def _laid_over(tensors: Sequence[Tensor], kind: torch.dtype, dtype: torch.dtype, numbers: int = 0) -> Any:
-    """Return an output of `dtype` with the layout that the operands determine.
+    """Return a pointwise output of `dtype`, laid out as CUDA does for the operands, or NotImplemented.
 
     The operands are `tensors`, which promote to `kind`, and Python numbers if `numbers` is not 0.
     """

@@ -62,9 +62,9 @@ def meta_kernels(capability: Capability) -> Mapping[Any, Callable[..., Any]]:
 
 
 class _Operator(Struct, frozen=True):
-    """Properties of an operator that decide how it is run.
+    """An operator, the planner's kernel and check for it, and whether it works in place.
 
-    They are cached, since torch looks them up slowly.
+    These properties are cached, since torch looks them up slowly.
     """
 
     func: Any  # kept alive, so that its `id` stays unique

@@ -17,11 +17,11 @@ _PLAIN = (bool, int, float, str, tuple, list, type(None))  # types of attributes
 
 
 def find_depth(job: Job, least: int) -> Depth | None:
-    """Return the `Depth` of a transformers model with at least `least` equal blocks, or else None.
+    """Return the number of equal blocks of a transformers model, and the argument that sets it, or None.
 
-    The first and the last block may differ from the others. None is also returned for a model that cannot be
-    built, and if an option of the job may name single blocks. The model is built on the meta device. Raises
-    UsageError for an unknown model.
+    The first and the last block may differ from the others. None is returned for fewer than `least` blocks,
+    for a model that cannot be built, and if an option of the job may name single blocks. The model is built
+    on the meta device. Raises UsageError for an unknown model.
     """
     source, name = split_model(job.model.origin)
     if source != hf.SOURCE or _may_name_blocks(job):
@@ -53,7 +53,7 @@ def _may_name_blocks(job: Job) -> bool:
 
 
 def _has_equal_blocks(model: nn.Module, count: int) -> bool:
-    """Return whether the blocks of a model are equal, without the first and the last block.
+    """Return whether all blocks of a model are equal, except the first and the last block.
 
     Blocks are in lists of `count` modules. False if the model has no list of `count` modules.
     """

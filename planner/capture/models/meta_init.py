@@ -43,7 +43,7 @@ def construct_on_meta(construct: Callable[[], object]) -> object:
 
 
 def construct_with_values(construct: Callable[[], object]) -> tuple[object, list[tuple[Tensor, Tensor]]]:
-    """Return the result of `construct`, and a (tensor with values, meta tensor) pair for each known tensor.
+    """Return the result of `construct` on meta, and a (values, meta tensor) pair for each moved tensor.
 
     All buffers have values. Parameters that modules register meanwhile have none, unless the constructor
     reads values of parameters. Raises the constructor's error.
@@ -96,11 +96,10 @@ def _build(construct: Callable[[], object], strategy: Strategy) -> tuple[object,
 
 @contextmanager
 def gpu_followed(placement: Placement) -> Iterator[None]:
-    """Track tensors that user code puts on the GPU inside the context.
+    """Track tensors that user code puts on the GPU, and results computed from them, inside the context.
 
-    Results computed from such tensors are tracked too. The garbage collector is off inside the context, since
-    it frees cycles at times that differ between runs; if something is on the GPU, cycles are collected at the
-    end.
+    The garbage collector is off inside the context, since it frees cycles at times that differ between runs;
+    if something is on the GPU, cycles are collected at the end.
     """
     was_enabled = gc.isenabled()
     gc.disable()

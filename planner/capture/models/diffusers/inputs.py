@@ -22,7 +22,7 @@ MAIN = ("sample", "hidden_states", "x")
 
 
 class Sample(NamedTuple):
-    """The inputs of one sample, and the channel axis of the main input. The main input is the first."""
+    """The specs of one sample's inputs, by keyword, and the channel axis of the first, the main input."""
 
     inputs: Shapes
     channel_axis: int | None = 0  # None if the output has another shape, so that its sum is the loss
@@ -156,7 +156,7 @@ def _conditional_unet(config: Config) -> Sample:
 
 
 def _conditioning_image(config: Config, latents: tuple[int, ...]) -> TensorSpec:
-    """Return the spec of a ControlNet's conditioning image, in the full resolution of latents of a shape.
+    """Return the spec of a ControlNet's conditioning image for latents of the shape `latents`.
 
     The network's embedding halves the image between each of its widths and the next.
     """

@@ -92,7 +92,7 @@ class _Noted(NamedTuple):
 
 
 class _LiveState:
-    """The state of modules and optimizers before a capture builds its model."""
+    """The state of modules and optimizers before a capture, and the tensors that the capture has moved."""
 
     def __init__(self) -> None:
         self._noted: list[_Noted] = []
@@ -151,7 +151,7 @@ _STATE: ContextVar[_LiveState | None] = ContextVar("live_state", default=None)
 
 @contextmanager
 def live_modules_restored() -> Iterator[None]:
-    """Restore on exit the caller's modules and optimizers that captures inside the context plan or change.
+    """Restore on exit the caller's modules and optimizers that captures in the context planned or changed.
 
     If the plan fails, the variables of its frames are cleared, since they may hold the moved tensors.
     """

@@ -110,7 +110,7 @@ def _unwrapped(model: Any) -> tuple[nn.Module, dict[str, Any], bool]:
 
 
 def _precision_of(module: nn.Module) -> dict[str, Any]:
-    """Return a job's field `precision` by the enclosing autocast or else half-precision weights, or else {}.
+    """Return the job field `precision` of the enclosing autocast, or else of half-precision weights, or {}.
 
     Weights count only if all have the same half-precision type.
     """
@@ -217,10 +217,9 @@ def hold_other_bytes(module: nn.Module, size_bytes: int) -> None:
 
 
 def digest_of(training: LiveTraining, optimizer: optim.Optimizer, *functions: object) -> str:
-    """Return a digest of the properties that decide a loop's memory.
+    """Return a digest of a loop's module classes, tensor shapes, optimizer options and forward code.
 
-    These are classes, tensor shapes, optimizer options, and the code of forward passes. The digest tells two
-    models of the same name apart; the code cannot be recovered from it.
+    The digest tells two models of the same name apart; the code cannot be recovered from it.
     """
     return sha256("\n".join(_lines(training.module, optimizer, functions)).encode()).hexdigest()[:16]
 

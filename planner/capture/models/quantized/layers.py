@@ -124,7 +124,7 @@ def _configure(job: Job) -> Any:
 
 
 def quantized_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield (name, module) for each module with a weight of bitsandbytes. The class of the weight decides."""
+    """Yield (name, module) for each module whose weight has a class of bitsandbytes."""
     for name, module in model.named_modules():
         parameters = module._parameters  # no dict in a TorchScript module
         if "weight" in parameters and type(parameters["weight"]).__name__ in _CLASSES:
@@ -252,7 +252,7 @@ def cast_to_float32(model: nn.Module) -> None:
 
 
 def notes_on_quantized(job: Job, model: nn.Module) -> tuple[str, ...]:
-    """Return notes on a plan with frozen quantized weights, or () for other plans."""
+    """Return notes on loading, outliers and unquantized parts for frozen quantized weights, or ()."""
     if job.model.quantize is Quantize.NONE or job.model.quantize.is_trained:
         return ()
     notes = [
@@ -267,7 +267,7 @@ def notes_on_quantized(job: Job, model: nn.Module) -> tuple[str, ...]:
 
 
 def _notes_on_unquantized(model: nn.Module) -> list[str]:
-    """Return a note for each part of the model with mostly unquantized weights.
+    """Return a note each for the largest block and the weights outside blocks, if mostly unquantized.
 
     A part counts if its unquantized weights take over 1 MiB. Only linear layers are quantized; the experts of
     a mixture are often parameters of a single other module. The weights of one repeated block are compared,

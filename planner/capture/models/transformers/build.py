@@ -207,10 +207,9 @@ def offline() -> Iterator[None]:
 
 
 def _return_loss(model: nn.Module) -> None:
-    """Make an image-text model return its loss.
+    """Make an image-text model return its loss, by passing `return_loss=True` to its forward method.
 
-    Its forward method gets `return_loss=True`. The argument is passed in training, and in evaluations after
-    the first call in training mode.
+    The argument is passed in training, and in evaluations after the first call in training mode.
     """
     forward, is_trained = model.forward, False
 
@@ -241,7 +240,7 @@ def _config_class(transformers: Any, file_config: Mapping[str, Any], folder: Pat
 
 
 def _class_of_folder(transformers: Any, config: Any, file_config: Mapping[str, Any], task: str | None) -> Any:
-    """Return the model class for a task, or else a folder's first architecture or its type's default."""
+    """Return the class for `task`, or without it the folder's first architecture or its type's default."""
     architectures = file_config.get("architectures") or []
     if task is None and architectures:
         model_class = getattr(transformers, str(architectures[0]), None)

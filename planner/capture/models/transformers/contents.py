@@ -20,7 +20,7 @@ _SEGMENTERS = ("ForUniversalSegmentation", "ForInstanceSegmentation")
 
 
 def known_contents(model: object, job: Job, batch: int) -> dict[str, Any]:
-    """Return the inputs whose values matter, by keyword. They are CPU tensors or lists of labels."""
+    """Return CPU values of inputs that a model checks (image tokens, patches, labels), by keyword."""
     config = getattr(model, "config", None)
     specs = {spec.keyword: spec for spec in job.samples.inputs}
     contents: dict[str, Any] = {}

@@ -262,7 +262,7 @@ def _mask(choice: TransformersClass, inputs: Mapping[str, TensorSpec]) -> dict[s
 
 
 def _labels(choice: TransformersClass, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """Return the labels for which the model returns a loss, or {} if none are known."""
+    """Return the specs of the labels for which the model returns a loss, or {} if none are known."""
     name, text = choice.model_class.__name__, inputs.get(_TEXT)
     one = TensorSpec((), "int64")
     if name.endswith("ForQuestionAnswering"):

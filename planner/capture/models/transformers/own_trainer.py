@@ -187,7 +187,7 @@ class TrainerModule(StepModule):
         on_step: Callable[[], None],
         continue_with: Callable[[Phase], None],
     ) -> tuple[str, ...]:
-        """Train for `steps` optimizer steps with batches of `batch` samples, and return notes.
+        """Train `steps` optimizer steps with batches of `batch` samples; return notes on data and evaluation.
 
         `on_step` is called before the batches of a step are loaded, `continue_with` with each further phase
         that begins. A trainer evaluates and saves within a step, while the batches of the step are on the

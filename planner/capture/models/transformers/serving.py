@@ -38,7 +38,7 @@ class ServedModel(Struct, frozen=True):
 
 
 def served_model(job: Job) -> ServedModel:
-    """Return the `ServedModel` of a job's model.
+    """Return the sizes that decide the memory of serving a job's model.
 
     Weights and cache are in half precision. Raises ModelError if the model is no decoder of transformers, or
     if its configuration lacks needed values.

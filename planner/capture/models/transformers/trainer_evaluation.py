@@ -34,7 +34,7 @@ _GENERATION_NOTES = (
 
 
 def evaluated_steps(arguments: Any, steps: int) -> dict[int, str]:
-    """Return the steps after which a trainer evaluates in a plan, mapped to words for the time."""
+    """Return {step: phrase for notes} for each step after which a plan evaluates; step 0 is the start."""
     strategy = str(getattr(arguments.eval_strategy, "value", arguments.eval_strategy))
     found = {0: "before the first step"} if arguments.eval_on_start else {}
     if strategy != "no":
@@ -43,7 +43,7 @@ def evaluated_steps(arguments: Any, steps: int) -> dict[int, str]:
 
 
 class Evaluation:
-    """The evaluation of one trainer. After `run`, `notes` tell which part of it is planned."""
+    """A runner of a trainer's evaluation; after `run`, its `notes` tell which part is planned."""
 
     def __init__(self, trainer: Any, name: str) -> None:
         self._trainer, self._name = trainer, name

@@ -20,7 +20,7 @@ Step = Callable[[nn.Module, Mapping[str, Any]], Any]
 
 
 def optimizer_of(arguments: Any, model: nn.Module) -> LiveOptimizer:
-    """Return the Trainer's optimizer as a `LiveOptimizer`.
+    """Return the class, groups and options of the Trainer's optimizer for a model.
 
     Raises UsageError if it is not planned. As in `Trainer.create_optimizer`, biases and norms form a separate
     group without weight decay, and an 8-bit optimizer of bitsandbytes keeps 32-bit states for embeddings.

@@ -32,7 +32,7 @@ from planner.jobs import shown, split_model
 
 
 def find_in_file(name: str) -> Callable[..., object]:
-    """Run FILE.py, and return a constructor of its model NAME, a class, a function or a model itself."""
+    """Run FILE.py, and return a constructor of its model NAME, which is a class, a function or a model."""
     model, call = open_file(name, "model")
 
     def construct(**arguments: Any) -> object:

@@ -52,7 +52,7 @@ class SavedFiles:
             self._note(path)
 
     def to_open(self, file: Any, mode: str) -> Any:
-        """Return `file`, or the path of a temporary file in its place if `mode` would empty a user's file.
+        """Return `file`, or the temporary path in its place, made if `mode` would empty a user's file.
 
         A temporary file is also opened instead of emptying a binary file that another process writes
         meanwhile, and is read from then on. A file descriptor is returned unchanged.

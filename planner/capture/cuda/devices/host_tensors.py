@@ -99,7 +99,7 @@ class HostTensors:
             self.destination = before
 
     def side_of(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Side:
-        """Return the side of an operator's results: HOST if all its meta arguments are CPU tensors, or GPU.
+        """Return the side of an operator's results: HOST if all its meta arguments are CPU tensors, else GPU.
 
         Inside `moving_to`, its side is returned. Raises RuntimeError, as torch does on a GPU, if the
         arguments include tensors of both sides, unless the CPU tensors are scalars or the operator takes

@@ -26,10 +26,9 @@ _BLOCKWISE = frozenset(("adam", "momentum", "rmsprop", "lion", "adagrad", "adema
 
 @contextmanager
 def optimizer_libraries(capability: tuple[int, int]) -> Iterator[OutsideMemory]:
-    """Replace functions of bitsandbytes' and torchao's optimizers; yield a counter of memory elsewhere.
+    """Replace functions of bitsandbytes and torchao; yield a counter of memory outside the allocator.
 
-    The counter counts memory outside of the caching allocator. Libraries that are not imported are left
-    alone. The steps are run as on a GPU of this compute capability.
+    Libraries that are not imported are left alone. The steps are run as on a GPU of this compute capability.
     """
     outside = OutsideMemory()
     with ExitStack() as stack:

@@ -35,7 +35,7 @@ _FIRST_WITH_FP8 = (
 
 
 def watch(outside: OutsideMemory, stack: ExitStack, capability: tuple[int, int]) -> None:
-    """Replace torchao's steps and `CPUOffloadOptimizer` until the stack closes.
+    """Replace torchao's compiled steps and methods of `CPUOffloadOptimizer` until the stack closes.
 
     The steps allocate as on a GPU of this compute capability; memory of the host is counted in `outside`.
     """

@@ -117,7 +117,7 @@ class Compiler:
         return call
 
     def _guarding(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a version of dynamo's guard builder that runs in the recorder and drops guards on torch.
+        """Return a dynamo guard builder that runs in the recorder and drops guards on torch's functions.
 
         Guards compare a tensor's dispatch keys, which include the keys of the thread, and are checked inside
         the recorder. Guards on the identity of torch's functions are dropped, since those functions are

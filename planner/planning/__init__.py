@@ -1,4 +1,4 @@
-"""Find the largest batch that fits, on one GPU or many."""
+"""Answer questions on a job's memory: the largest batch, changes that help, and what takes the memory."""
 
 from planner._support.lazy_exports import attach_stub
 

@@ -55,7 +55,7 @@ TracerFactory = Callable[[TrainingConfig], TraceSource]  # the tracer of a chang
 
 
 class Attempt(Struct, frozen=True):
-    """A training run with a set of changes, with the run's estimate, trace and needed memory."""
+    """A set of changes to a job, with the estimate, trace and needed memory of the changed job."""
 
     changes: tuple[Change, ...]
     training: TrainingConfig
@@ -81,7 +81,7 @@ class Attempt(Struct, frozen=True):
 
 
 class Advice(Struct, frozen=True):
-    """The minimal sets of changes that make a batch fit, the single changes tried, and the failed changes."""
+    """The minimal sets of changes that make a batch fit, the single changes tried, and those ruled out."""
 
     unchanged: Attempt
     sets: tuple[Attempt, ...]  # minimal sets that fit, the best first; empty if none fits or none is needed
@@ -151,9 +151,9 @@ def _keeps_optimizer(change: Change, training: TrainingConfig) -> bool:
 
 
 def _rule_out(unchanged: Attempt, limit_bytes: int | None) -> dict[bool, str]:
-    """Return why changes to the optimizer save too little to be tried, by whether they keep the optimizer.
+    """Return why changes to the optimizer cannot help, or "" if they can, by whether they keep the optimizer.
 
-    A reason is "" if the changes are tried. A change that keeps the optimizer keeps its state.
+    A change cannot help if it saves too little memory. A change that keeps the optimizer keeps its state.
     """
     needed_bytes, reasons = unchanged.needed_bytes, {True: "", False: ""}
     missing_bytes = needed_bytes if unchanged.fits or limit_bytes is None else needed_bytes - limit_bytes

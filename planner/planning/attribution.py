@@ -71,7 +71,7 @@ class ModuleShare(Struct, frozen=True):
 
 
 class Gap(Struct, frozen=True):
-    """A free range in a partly allocated segment. It can serve only requests of at most its size."""
+    """A free range in a partly allocated segment."""
 
     size_bytes: int
     segment_bytes: int
@@ -231,7 +231,7 @@ def _fragmentation(location: PeakLocation, allocator: CachingAllocator, rounding
 
 
 def _by_phase(peaks: Iterable[PhasePeak]) -> tuple[PhasePeak, ...]:
-    """Merge the peaks of equal phases of a step, and drop the phase END.
+    """Merge a step's peaks of the same phase into their maximum, and drop the phase END.
 
     With gradient accumulation, a phase comes several times in a step.
     """
@@ -257,10 +257,9 @@ def _by_step(phases: Sequence[PhasePeak]) -> Iterator[StepPeak]:
 
 
 def share_modules(blocks: Iterable[LiveBlock], name: str = "", level: int = 0) -> ModuleShare:
-    """Return the memory of the module `name` and, in a tree, of its submodules that have blocks.
+    """Return the memory of the module `name` as a tree of its submodules that have blocks.
 
-    Modules without blocks are left out. `blocks` are all blocks inside the module `name`, which is `level`
-    levels below the model.
+    `blocks` are all blocks inside the module `name`, which is `level` levels below the model.
     """
     own_bytes = 0
     by_category = dict.fromkeys(Category, 0)

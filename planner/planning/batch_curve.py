@@ -51,7 +51,7 @@ class DeviceCurve(Struct, frozen=True):
 
 
 class BatchCurve(Struct, frozen=True):
-    """The curves of one job on several GPUs."""
+    """The curves of memory against batch size of one job on several GPUs."""
 
     batch: int  # requested; each GPU has a point for it
     curves: tuple[DeviceCurve, ...]
@@ -61,7 +61,7 @@ class BatchCurve(Struct, frozen=True):
 def take_curve(
     gpus: Sequence[tuple[Budget, int | None]], programs: ProgramSet, batch: int, chosen: int = 0
 ) -> BatchCurve:
-    """Compute the curves of one job on `gpus`, pairs of a GPU's budget and its largest batch size.
+    """Compute the curves of memory on `gpus`, pairs of a GPU's budget and its largest batch size.
 
     The largest batch size is None on an unlimited GPU. `chosen` is the index of the requested GPU, whose
     curve has more points. Raises the errors of a capture.
@@ -103,7 +103,7 @@ def _spaced_sizes(top: int, grid: SampleDensity) -> set[int]:
 
 
 def _points(replays: TargetReplays, batch: int, budget: Budget) -> list[CurvePoint]:
-    """Return the curve's point at a batch size in a list, or [] if the batch size cannot be captured."""
+    """Return the point of a GPU's curve at a batch size in a list, or [] if it cannot be captured."""
     replays.outcome(batch, budget.limits)
     if replays.is_refused(batch):
         return []

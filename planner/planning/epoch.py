@@ -142,7 +142,7 @@ def _noted(trace: Trace, note: str) -> Trace:
 
 
 def _orders(job: Job, steps: int, full_batches: int) -> Iterator[_Order]:
-    """Yield candidate sequences of the traced `steps` that represent an epoch, the preferred first.
+    """Yield orders of traced steps that represent an epoch, the preferred order first.
 
     Each ends with the step of the smaller batch and the first step of the next epoch. If the trace has at
     least three steps, the last sequence repeats no step. Nothing is yielded if the trace has too few steps.

@@ -1,7 +1,4 @@
-"""Compute the memory peaks of each phase of a job.
-
-The phases extend from loading the model to resuming from a checkpoint.
-"""
+"""Compute the memory peaks of a job's phases, from loading the model to resuming from a checkpoint."""
 
 from collections.abc import Callable, Container, Iterable, Iterator
 from enum import StrEnum

@@ -184,7 +184,7 @@ def _batch(entry: Entry, parts: Mapping[str, Entry], catalogue: Mapping[str, Cat
 
 
 def _limits(parts: Mapping[str, Entry], default: _Limits) -> _Limits:
-    """Return the limits that a table sets, with the values of `default` for missing keys."""
+    """Return a table's GPUs, budget, confidence and headroom, with values of `default` for missing keys."""
     confidence = default.confidence
     if "confidence" in parts:
         confidence = parts["confidence"].convert(float)

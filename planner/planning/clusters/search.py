@@ -62,7 +62,7 @@ class ClusterPlan(Struct, frozen=True):
 
 
 class ClusterPlans(Struct, frozen=True):
-    """The plans for one kind of GPU, or no plans if no number of GPUs suffices."""
+    """The splits planned for one kind of GPU, or none if no number of GPUs suffices."""
 
     budget: Budget
     plans: tuple[ClusterPlan, ...]  # in ascending order of the number of GPUs
@@ -81,7 +81,7 @@ class ClusterAdvice(Struct, frozen=True):
 
 
 class ClusterTable(Struct, frozen=True):
-    """The answers to a cluster question for several kinds of GPUs."""
+    """The plans of a job's global batch for each kind of GPU, with the durations of the search."""
 
     job: Job
     question: ClusterQuestion
@@ -94,10 +94,7 @@ class ClusterTable(Struct, frozen=True):
 
 
 class _Need(Struct, frozen=True):
-    """The peaks and state bytes of a rank in unlimited memory, with its likeness and the trace's notes.
-
-    The likeness is between the rank's job and published runs.
-    """
+    """The peaks and state bytes of a rank in unlimited memory, and its likeness to published runs."""
 
     allocated_bytes: int
     reserved_bytes: int
@@ -172,7 +169,7 @@ class ClusterSearch:
     def _possible(
         self, recipes: Sequence[SplitRecipe], budget_of: BudgetOf, below: int | None = None
     ) -> dict[SplitRecipe, int]:
-        """Return the smallest number of GPUs for each recipe that fits; other recipes are left out.
+        """Return the smallest number of GPUs on which each recipe fits, without recipes that never fit.
 
         Only numbers of GPUs below `below` are tried, if it is given. The recipes that save most memory are
         tried first, since their traces may rule out the others.

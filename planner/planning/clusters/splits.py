@@ -17,7 +17,7 @@ _ACCUMULATED = 2  # micro-batches of a traced step; further micro-batches repeat
 
 
 class ClusterQuestion(Struct, frozen=True):
-    """A global batch, and the GPUs that may work on it."""
+    """A global batch to split, the number of GPUs of a node, and the largest number of GPUs."""
 
     global_batch: int
     gpus_per_node: int = GPUS_OF_A_NODE
@@ -95,7 +95,7 @@ class Split(Struct, frozen=True):
 
 
 def recipes_of(job: Job) -> list[SplitRecipe]:
-    """Return the recipes that a job's options leave open, the fastest first.
+    """Return the recipes for splitting a job that its options leave open, the fastest first.
 
     The recipe of least memory comes last. Raises UsageError if the job's own options say how it is split over
     GPUs.

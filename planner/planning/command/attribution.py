@@ -1,7 +1,4 @@
-"""Attribute the blocks of a recorded history to their origin.
-
-The origin is a category, a module and a line of the script.
-"""
+"""Attribute the blocks of a recorded history to a category, a module and a line of the script."""
 
 import linecache
 from bisect import bisect_right

@@ -168,7 +168,7 @@ class BatchFinder:
         return search
 
     def _needs_more_whole(self, batch: int, search: Search, expected: Outcome) -> bool:
-        """Return whether an answer needs more memory in a whole run than in its first optimizer steps.
+        """Return whether an answer needs more memory in a run beyond the first optimizer steps than in them.
 
         The command is run to find it out. Returns False without a run if there are no whole runs, or if the
         batch size is not an answer that is expected to fit. A whole run that fits as expected, or fails in
@@ -204,9 +204,10 @@ class BatchFinder:
         return "" if expected is outcome else differs
 
     def _unconfirmed(self, search: Search) -> int | None:
-        """Return an answer, or its successor, that did not run on the GPU, or None if all of them ran.
+        """Return a batch size that has to run on the GPU to confirm a search, or None if all of them ran.
 
-        If memory does not depend on the batch size, the largest recorded batch size decides instead.
+        They are the answers and their successors, or the largest recorded batch size if memory does not
+        depend on the batch size.
         """
         if search.largest and not self._depends_on_batch():
             deciding = [max(self.recorded)]

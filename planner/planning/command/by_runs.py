@@ -85,7 +85,7 @@ def largest_with_retries(runs: CommandRuns, unit: int, guess: int, most: int) ->
 def search_whole(
     whole: CommandRuns, steps: CommandRuns, search: Search, unit: int, most: int, notes: list[str]
 ) -> Search:
-    """Return `search` if whole runs confirm it, else the result of a search by whole runs."""
+    """Return `search` if runs beyond the first optimizer steps confirm it, or search again by them."""
     if search.largest >= LARGEST_BATCH // 2:
         whole.outcome(max(steps.on_gpu))
         return search
@@ -105,12 +105,12 @@ def search_whole(
 
 
 def fails_after_steps(whole: CommandRuns, steps: CommandRuns, batch: int) -> bool:
-    """Return whether a whole run fails after the optimizer steps at which the runs of `steps` end."""
+    """Return whether the run of `whole` fails after the optimizer steps at which the runs of `steps` end."""
     whole.outcome(batch)
     failure, last_step = whole.on_gpu[batch].failure, steps.options.stop_after
     return failure is not None and last_step is not None and failure.step > last_step
 
 
 def _needs_more(whole: CommandRuns, steps: CommandRuns, batch: int) -> bool:
-    """Return whether a whole run fails after its first steps or has another outcome than a run of them."""
+    """Return whether a run of `whole` fails after the first steps, or differs in outcome from `steps`."""
     return fails_after_steps(whole, steps, batch) or whole.outcome(batch) is not steps.outcome(batch)

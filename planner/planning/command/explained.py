@@ -1,7 +1,4 @@
-"""Explain the memory of an emulated run's largest process.
-
-The history of the process's allocator gives the explanation.
-"""
+"""Explain the memory of an emulated run's largest process from the history of its allocator."""
 
 from collections.abc import Iterator
 from contextlib import suppress

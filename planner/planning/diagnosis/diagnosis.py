@@ -1,7 +1,4 @@
-"""The result of a diagnosis.
-
-It says why a process ran out of GPU memory, and which settings would have helped.
-"""
+"""The result of a diagnosis: why a process ran out of GPU memory, and which settings would have helped."""
 
 from enum import StrEnum
 
@@ -24,7 +21,7 @@ class Cause(StrEnum):
 
 
 class Place(Struct, frozen=True):
-    """The line and the operator that asked for memory."""
+    """The line of code and the operator that requested memory, each empty if unknown."""
 
     line: str = ""  # FILE:LINE, function
     operator: str = ""
@@ -39,10 +36,7 @@ class Held(Struct, frozen=True):
 
 
 class Help(Struct, frozen=True):
-    """A setting of the allocator, and whether the same requests fit with it.
-
-    The reserved peak of the requests is included.
-    """
+    """A setting of the allocator, whether the same requests fit with it, and their reserved peak."""
 
     setting: str
     fits: bool | None  # None if the known figures do not decide it
@@ -61,7 +55,7 @@ class GpusServing(Struct, frozen=True):
 
 
 class Diagnosis(Struct, frozen=True):
-    """The cause of running out of memory, with sizes, memory in use and settings that would help.
+    """The cause of a failed request, if any, with sizes, memory in use and settings that would help.
 
     Sizes are None if the source does not name them.
     """

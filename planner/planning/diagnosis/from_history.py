@@ -1,7 +1,4 @@
-"""Diagnose a recorded history of the allocator.
-
-Its requests are also replayed under other settings.
-"""
+"""Diagnose a recorded history of the allocator, also by replaying its requests under other settings."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -163,7 +160,7 @@ def _evaluation_text(site: Site) -> str:
 
 
 def _end_text(floors: Sequence[int], peak_bytes: int, total_bytes: int | None) -> str:
-    """Return text on after how many more rises memory runs out, or "" if no total above the peak is known."""
+    """Return text on how many more rises exhaust memory, or "" if no total above the peak is known."""
     if total_bytes is None or total_bytes <= peak_bytes:
         return ""
     more = (total_bytes - peak_bytes) * (len(floors) - 1) // (floors[-1] - floors[0])

@@ -33,7 +33,7 @@ _OF_WINDOWS = re.compile(r"[A-Za-z]:[\\/]")
 
 
 def diagnose_log(lines: Iterable[str]) -> Diagnosis | None:
-    """Diagnose the most detailed message of a log, or return None if there is no message.
+    """Diagnose the most detailed out-of-memory message of a log, or return None if there is no message.
 
     If several are equally detailed, the last counts, unless it repeats figures without a traceback. Figures
     say more than a library's status, and a status more than the note that a process was killed. Lines are
@@ -133,7 +133,7 @@ def _cause(
 
 
 def _held_elsewhere(message: Message, requested: int) -> tuple[int, str] | None:
-    """Return the bytes in use outside of this process that were missing, with a sentence on who holds them.
+    """Return the bytes that others held, with a sentence on them, if these would have served the request.
 
     Returns None if they would not have been enough with what is free, or if the message lacks the free bytes.
     """
@@ -191,7 +191,7 @@ def _refused_despite_free(message: Message, free: int, asked: str) -> tuple[Caus
 
 
 def _other_causes(message: Message, requested: int, cause: Cause) -> tuple[str, ...]:
-    """Return what also holds, besides the cause: of the GPU, the traceback, other processes, and pieces."""
+    """Return sentences on other causes that apply: a full GPU, the traceback, other processes, or pieces."""
     notes, unused_bytes = [], _enough_unused_bytes(message, requested)
     if _is_full(message, requested):
         notes.append(

@@ -37,7 +37,7 @@ _CHAINED = "The above exception was the direct cause of the following exception"
 
 
 class _Reader:
-    """A reader of the lines that one process writes to a log."""
+    """A reader that finds out-of-memory messages in the lines that one process writes to a log."""
 
     def __init__(self) -> None:
         self._before: deque[str] = deque(maxlen=_KEPT_LINES)
@@ -47,10 +47,7 @@ class _Reader:
         self._is_chained = False
 
     def read(self, line: str) -> Iterator[Message]:
-        """Read a line, and yield the message that ends before it.
-
-        Nothing is yielded if no message ends there.
-        """
+        """Read a line, and yield the message that ends before it, if any."""
         begins, follows = _begins(line), bool(self._text)
         if self._text and (
             begins or len(self._text) == _MESSAGE_LINES or not line.strip() or read_frame(line)

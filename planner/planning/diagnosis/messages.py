@@ -134,7 +134,7 @@ class Message(Struct, frozen=True):
 
     @property
     def had_pages_free(self) -> bool:
-        """Return whether the free bytes surely had the whole pages that the failed request needs.
+        """Return whether the free bytes surely contained the whole pages that the failed request needs.
 
         The requested size is of the segment that torch asks for, in whole pages. What is free may end within
         pages that the driver uses, so that it surely has these pages if it has one page more.

@@ -1,7 +1,4 @@
-"""Compare the estimates of a job by all estimators.
-
-They are compared with the measured memory, if there is any.
-"""
+"""Compare the estimates of a job by all estimators with the measured memory, if there is any."""
 
 from collections.abc import Callable, Mapping
 
@@ -79,7 +76,7 @@ class Measured(Struct, frozen=True):
 
 
 class Row(Struct, frozen=True):
-    """One estimator's figure for a job, and the measured figure."""
+    """One estimator's figure for a job, and the figure to compare it with."""
 
     key: str  # a `Method`, or "allocated", "reserved", "process" of this planner
     size_bytes: int | None

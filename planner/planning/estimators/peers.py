@@ -1,7 +1,4 @@
-"""The estimates of other tools.
-
-They are in bytes and in the unit that each tool prints.
-"""
+"""The memory estimates of other tools, in bytes and in the unit that each tool prints."""
 
 from collections.abc import Callable
 from typing import Any

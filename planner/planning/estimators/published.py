@@ -87,7 +87,7 @@ class ResultRow(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Archive(Struct, frozen=True):
-    """All stored figures and results, in the order of the sources."""
+    """The published figures and the rows of the notebook's table, in the order of their files."""
 
     figures: tuple[Figure, ...]
     results: tuple[ResultRow, ...]
@@ -122,7 +122,7 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load_measured(folder: Path | None = None) -> Archive:
-    """Read the published figures and results in a folder, by default the planner's own.
+    """Read all files of published figures in a folder, by default the planner's own.
 
     Raises DataFileError.
     """

@@ -1,7 +1,4 @@
-"""Replay the steps of one process through one simulated allocator.
-
-The process may use several models.
-"""
+"""Replay the steps of a process, which may use several models, through one simulated allocator."""
 
 from planner._support.lazy_exports import attach_stub
 

@@ -211,7 +211,7 @@ class _Machine:
         self._running = running
 
     def _open(self, job: Job, model: Model, batch: int, zeroed_in: Phase | None = None) -> _Running:
-        """Return a new loop that shares the model's weights on the GPU, without allocating other blocks."""
+        """Return a new loop that shares the model's weights on the GPU, without allocating any block."""
         placed = self._models.setdefault(model.name, _Placed())
         running = _Running(self._tracer(job, batch), placed, Joiner(self._numbers), zeroed_in)
         running.joiner.live = {

@@ -83,7 +83,7 @@ def largest(outcome: Callable[[int], Outcome], limit: int = LARGEST_BATCH) -> Se
 
 
 def largest_below(fits: Callable[[int], bool], top: int, floor: int = 0) -> int:
-    """Search downwards for a batch size that fits and has no fitting neighbour above it.
+    """Search downwards for a batch size that fits and above which no probed neighbour fits.
 
     The result is in `floor`..`top`. Batch sizes above `top` are assumed not to fit, and `floor` is assumed to
     fit. The search descends from `top`, so that one of the largest is found if batch sizes fit irregularly.
@@ -241,7 +241,7 @@ def boundary_from_guess(fits: Callable[[int], bool], guess: int, limit: int, str
 
 
 def scan_islands(fits: Callable[[int], bool], low: int, limit: int) -> int:
-    """Search upwards for a batch size that fits and has no fitting neighbour above it.
+    """Search upwards for a batch size that fits and above which no probed neighbour fits.
 
     The result is in `low`..`limit`, and its successor does not fit either. `low` is assumed to fit. At most
     `MOST_ISLANDS` neighbours that fit are followed.

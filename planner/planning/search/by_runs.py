@@ -167,7 +167,7 @@ class _RunSearch:
         return abs(taken - expected) <= _FELT * expected
 
     def _undecided(self, search: Search) -> int | None:
-        """Return an answer or its successor to capture next, or None if captures decide the answers."""
+        """Return the batch size to capture next to decide a search's answers, or None if they are decided."""
         without_retries, any_fit = (Outcome.FITS,), (Outcome.FITS, Outcome.FITS_WITH_RETRIES)
         for answer, outcomes in ((search.comfortable, without_retries), (search.largest, any_fit)):
             if answer and answer not in self._outcomes:

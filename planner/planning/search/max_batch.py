@@ -26,10 +26,7 @@ from planner.program import FIT_BATCHES, Outcome, ProgramSet
 
 
 class Plan(Struct, frozen=True):
-    """The largest batch size of a job on one GPU, with memory estimates.
-
-    The estimates are for the largest batch sizes and for the first failure.
-    """
+    """The largest batch sizes of a job on one GPU, with estimates at them and at the smallest that fails."""
 
     job: Job
     budget: Budget

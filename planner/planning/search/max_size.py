@@ -1,7 +1,4 @@
-"""Find the largest sample size that fits at one batch size.
-
-For nnU-Net, the size is the patch size.
-"""
+"""Find the largest sample size, or patch size of nnU-Net, that fits at one batch size."""
 
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field

@@ -291,7 +291,7 @@ class TargetReplays:
         return self.run(batch, limits).outcome
 
     def undisturbed_peak(self, batch: int, limits: MemoryLimits) -> int | None:
-        """Return the cached reserved peak of a batch size without retries, or None.
+        """Return the cached reserved peak of a batch size that fits `limits` without retries, or None.
 
         The result is None if the peak is unknown or exceeds the limits, or if the limits affect the allocator
         other than by refusing requests.

@@ -23,7 +23,7 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class GpuFigures(msgspec.Struct, frozen=True):
-    """The figures of one GPU, as in a row of `planner gpus`."""
+    """The largest batch sizes of a task on one GPU, with the process memory of the largest."""
 
     gpu: str
     total_mib: int | float

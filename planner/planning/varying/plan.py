@@ -48,7 +48,7 @@ class VaryingSide(Struct, frozen=True):
 
 
 class VaryingPlan(Struct, frozen=True):
-    """The results for samples that vary in size, under two configurations of the allocator."""
+    """The largest batch, or one batch's memory, for varying sizes, under two allocator configurations."""
 
     job: Job
     sizes: SizeDistribution

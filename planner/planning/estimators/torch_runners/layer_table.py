@@ -26,7 +26,7 @@ FIT_BATCHES = (2, 3, 7)  # the first two determine a line, the third confirms it
 
 
 def formula_counts(job: Job, batch: int, build: Build = build_model) -> Counts:
-    """Return the closed formula's numbers of elements at a batch size.
+    """Return the elements and parameters that the closed formula counts at a batch size.
 
     Raises as `build` and `layer_table` do.
     """
@@ -34,7 +34,7 @@ def formula_counts(job: Job, batch: int, build: Build = build_model) -> Counts:
 
 
 def affine_formula_counts(job: Job, build: Build = build_model) -> AffineCounts:
-    """Return the closed formula's numbers of elements as affine functions of the batch size.
+    """Return the elements and parameters that the closed formula counts, affine in the batch size.
 
     Raises as `build` and `layer_table` do, and ModelError if the outputs are not affine in the batch size.
     """

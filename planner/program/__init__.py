@@ -1,7 +1,4 @@
-"""The traces and programs of a training loop.
-
-They consist of events, symbolic sizes and guards.
-"""
+"""The allocator events of a training loop (a trace), and their form for any batch size (a program)."""
 
 from planner._support.lazy_exports import attach_stub
 

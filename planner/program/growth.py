@@ -19,7 +19,7 @@ _ROUND_BYTES = 512  # blocks are multiples of it (c10/cuda/CUDACachingAllocator.
 
 
 class GrowingSite(Struct, frozen=True):
-    """The blocks of one module and operator whose bytes grow with every step."""
+    """A module and operator whose live bytes grow with every step, and by how much."""
 
     site: Site
     bytes_per_step: int  # the sum of blocks rounded up as the allocator rounds them

@@ -62,7 +62,7 @@ class _Segment(Struct, Generic[_Event], frozen=True):
 
 
 def cut_trace(trace: Trace) -> list[list[Piece]]:
-    """Return lists of the pieces of each step, from step 0, the set-up, without the start of phase END."""
+    """Cut a trace, except its phase END, into lists of pieces, one for each step from 0, the set-up."""
     segments = _split(trace.events)
     born, whole = _find_variables(segments), replace(trace, convolutions=trace.convolution_by_block())
     steps: list[list[Piece]] = [[] for _ in range(segments[-1].step + 1)]
@@ -72,7 +72,7 @@ def cut_trace(trace: Trace) -> list[list[Piece]]:
 
 
 def cut_program(program: Program) -> list[list[ProgramPiece]]:
-    """Return lists of the pieces of each step of a program, from step 0, the set-up."""
+    """Cut a program, except its phase END, into lists of pieces, one for each step from 0, the set-up."""
     segments = _split(program.events)
     born = _find_variables(segments)
     ends = [segment.start for segment in segments[1:]] + [len(program.events)]

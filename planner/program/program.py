@@ -100,7 +100,7 @@ class WorkspaceRules(Protocol):
     """An evaluator of workspace rules; implementations need torch."""
 
     def evaluate(self, signature: int, batch: int, target: Target) -> GuardedOps:
-        """Return a variant for a signature that is valid at a batch size on a GPU."""
+        """Evaluate a signature's rule at a batch size on a GPU, and return a variant that holds there."""
 
 
 @dataclass(slots=True)
@@ -303,7 +303,7 @@ def events_at(events: Sequence[ProgramEvent], batch: int) -> list[Event]:
 
 
 def _calls_by_order(ops: Sequence[KernelOps]) -> tuple[Sequence[KernelOps], Sequence[KernelOps]]:
-    """Return the operations of first calls, and of later calls, which do not autotune, each by signature."""
+    """Return the operations of each signature's first call, and of later calls, which do not autotune."""
     if not any(kind is OpKind.AUTOTUNE for one in ops for kind, _ in one):
         return ops, ops
     return ops, [tuple(op for op in one if op[0] is not OpKind.AUTOTUNE) for one in ops]

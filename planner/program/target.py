@@ -18,7 +18,7 @@ _SM_COUNTS = {
 
 
 class SmLimits(NamedTuple):
-    """The resources of one streaming multiprocessor."""
+    """The largest shared memory per block, threads and blocks of a streaming multiprocessor."""
 
     shared_bytes_per_block: int
     threads: int

@@ -79,7 +79,7 @@ class _Walk:
         self.positions: list[int] = []  # of the deeper trace's counterparts of the shallower trace's events
 
     def run(self) -> list[tuple[int, int, int]]:
-        """Compare the traces, and return the position, start and end of each insertion.
+        """Compare the traces, and return the position, start and end of each range of additional events.
 
         The position is the index in the shallower trace of the event that follows the insertion; start and
         end are indices in the deeper trace. Raises NotRepeatedError.

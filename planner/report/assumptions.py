@@ -119,7 +119,7 @@ def _torch(job: Job) -> str:
 
 
 def _calibration(budget: Budget) -> str:
-    """Return a sentence on the calibration, or on the published runs behind the margins, or on both."""
+    """Return a sentence on the source of the margins: a calibration, published runs, or both."""
     correction = budget.correction
     like = risk_sentence(budget.likeness)
     if correction is None:

@@ -65,10 +65,7 @@ def planned_torch(job: Job) -> str:
 
 
 def job_to_report(job: Job, budget: Budget) -> dict[str, Any]:
-    """Return the entries with which most JSON reports start.
-
-    They are `schema`, `model`, `torch`, `job`, `device` and `confidence`.
-    """
+    """Return the entries `schema`, `model`, `torch`, `job`, `device` and `confidence` of a JSON report."""
     return {**planned_job(job), "device": device_to_json(budget), "confidence": budget.confidence}
 
 

@@ -108,8 +108,7 @@ def _grown(path: str, comparison: Comparison) -> Iterator[Finding]:
 def path_in_repository(path: Path, workspace: Path | None) -> str:
     """Return a path relative to the root of its repository, or only its name if it is in none.
 
-    The root is `workspace` or, if the path is outside of it, the nearest parent folder with .git. Returns the
-    file's name if the path is in neither.
+    The root is `workspace` or, if the path is outside of it, the nearest parent folder with .git.
     """
     roots = [] if workspace is None else [workspace]
     roots += [folder for folder in path.parents if (folder / ".git").exists()]

@@ -93,7 +93,7 @@ def _cells(row: CheckRow, searched: bool) -> tuple[Cell | str, ...]:
 
 
 def texts_of_row(row: CheckRow) -> list[str]:
-    """Return the texts of a verdict, in the order of the columns."""
+    """Return a verdict's table row as texts: job, batch, GPU, verdict, sizes, probability, largest batch."""
     available, chance = row.judgement.available_bytes, row.judgement.p_out_of_memory
     return [
         row.job.name,
@@ -132,7 +132,7 @@ def _change_cells(change: CheckChange, comparison: Comparison) -> tuple[Cell | s
 
 
 def texts_of_change(change: CheckChange) -> list[str]:
-    """Return the texts of a change, in the order of the columns."""
+    """Return a change's table row as texts: job, batch, GPU, sizes then and now, change, and module."""
     row = change.row
     return [
         row.job.name,

@@ -190,7 +190,7 @@ def page_data(
 
 
 def _curve_data(curve: DeviceCurve) -> dict[str, Any]:
-    """Return the data of a GPU and its curve for the page's script.
+    """Return a GPU's name, limits, largest batch and curve as data for the page's script.
 
     Sizes are in bytes; an unlimited size is None.
     """

@@ -1,7 +1,4 @@
-"""Convert a table of GPUs to a request for a scheduler.
-
-The scheduler is named by --format.
-"""
+"""Convert a table of GPUs to a request for the scheduler that --format names."""
 
 from collections.abc import Callable
 

@@ -40,7 +40,7 @@ def tables_document(folders: Sequence[Folder], today: date) -> Document:
 
 
 def calibration_section(calibration: Calibration, today: date) -> list[Block]:
-    """Return the section on a calibration: its job, origin, versions, line and runs.
+    """Return the section on a calibration: its job, origin, versions, fitted line and runs.
 
     If the line was refused, the section has the reason.
     """

@@ -53,10 +53,7 @@ def explanation_document(
 def breakdown_sections(
     parts: Mapping[str, int], explanation: Explanation, limits: DisplayLimits
 ) -> list[list[Block]]:
-    """Return sections that break down the process by category, and its peak by module and tensor.
-
-    The process is broken down by category, the peak by module and tensor.
-    """
+    """Return sections that break down the process by category, and its peak by module and tensor."""
     return [
         [parts_table(parts)],
         [*modules_tables(explanation, limits.depth)],

@@ -115,10 +115,7 @@ def _lives(plan: VaryingPlan, side: VaryingSide) -> str:
 
 
 def risk_text(risk: RunRisk) -> str:
-    """Return text with the probability that a run is out of memory, and its standard error.
-
-    Its standard error is appended unless it is tiny.
-    """
+    """Return text with the probability that a run is out of memory, and its standard error unless tiny."""
     error = risk.standard_error
     around = "" if not error or error < 0.0005 else f" +- {100 * error:.1f}"
     return f"{probability_text(risk.probability)}{around}"

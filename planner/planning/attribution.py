@@ -277,7 +277,7 @@ def share_modules(blocks: Iterable[LiveBlock], name: str = "", level: int = 0) -
 
 
 def fold(share: ModuleShare, depth: int) -> ModuleShare:
-    """Cut a tree `depth` levels below `share`; the bytes of removed modules become their ancestors' own."""
+    """Return a tree cut `depth` levels below `share`; modules at the cut own the bytes of removed modules."""
     if depth <= 0:
         return replace(share, own_bytes=share.size_bytes, children=())
     return replace(share, children=tuple(fold(child, depth - 1) for child in share.children))

@@ -93,7 +93,7 @@ def curve_sizes(max_batch: int | None, batch: int, grid: SampleDensity) -> list[
 
 
 def _spaced_sizes(top: int, grid: SampleDensity) -> set[int]:
-    """Return batch sizes from 1 up to at least `top`, but at most `LARGEST_BATCH`. GPUs share the grid."""
+    """Return batch sizes from 1 to `top` or just above, at the density `grid`, at most `LARGEST_BATCH`."""
     sizes, size, end = {1}, 1, min(top, LARGEST_BATCH)
     while size < end:
         size += max(1, 2 ** (size.bit_length() - 1) // grid.per_doubling)

@@ -111,7 +111,7 @@ class EpochPrograms(Struct, frozen=True):
         return with_last_batch(self.job, batch, lambda size: self.programs.trace(size, target))
 
     def key(self, batch: int, target: Target) -> Hashable:
-        """Return a key of the trace, equal for two targets if and only if their traces are equal, or None.
+        """Return a key that two targets share if and only if their traces are equal, or None if unknown.
 
         The key is made of the keys of the full and the last batch size. It is None if either batch size has
         no key, or if the model fails at the smaller batch size.

@@ -125,10 +125,10 @@ class ServingPlan(Struct, frozen=True):
 
     @property
     def tokens(self) -> int:
-        """Return how many tokens the cache holds: a block of tokens takes one block in each layer group.
+        """Return the number of tokens whose keys and values fit in the cache.
 
-        Groups whose layers keep a state are not counted; their blocks for one sequence are subtracted first.
-        The number is 0 for a model without keys.
+        A block of tokens takes one block in each layer group. Groups whose layers keep a state are not
+        counted; their blocks for one sequence are subtracted first. The number is 0 for a model without keys.
         """
         groups = self.groups.full + self.groups.sliding
         return max(0, self.blocks - self.groups.states) // groups * self.settings.block_size if groups else 0

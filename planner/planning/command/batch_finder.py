@@ -68,7 +68,7 @@ class BatchFinder:
     # ---- histories
 
     def _record(self, batch: int) -> None:
-        """Put a run without retries at a batch size into `recorded`, if there is none yet."""
+        """Put a run of the command without retries at a batch size into `recorded`, unless it has one."""
         if batch not in self.recorded:
             self.recorded[batch] = self.runs.unbounded(batch)
 

@@ -133,7 +133,7 @@ def _cause(
 
 
 def _held_elsewhere(message: Message, requested: int) -> tuple[int, str] | None:
-    """Return the bytes that others held, with a sentence on them, if these would have served the request.
+    """Return the bytes held by others if they would have served the request, with a sentence, or None.
 
     Returns None if they would not have been enough with what is free, or if the message lacks the free bytes.
     """

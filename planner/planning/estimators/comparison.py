@@ -86,10 +86,7 @@ class Row(Struct, frozen=True):
 
     @property
     def error(self) -> float | None:
-        """Return the signed relative error, or None if a figure is missing.
-
-        It is relative to the yardstick.
-        """
+        """Return the signed error relative to `yardstick_bytes`, or None if a figure is missing."""
         if self.size_bytes is None or not self.yardstick_bytes:
             return None
         return self.size_bytes / self.yardstick_bytes - 1

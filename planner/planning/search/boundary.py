@@ -204,7 +204,7 @@ def boundary_above(fits: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def round_down(search: Search, multiple: int, outcome: Callable[[int], Outcome]) -> Search:
-    """Return the search with its answers rounded down to multiples of `multiple`.
+    """Return the search with its answers rounded down to multiples of `multiple` that fit.
 
     Each answer becomes the largest multiple up to it that fits, or 0 if no multiple fits. `first_failure` is
     unchanged, even if it is no multiple.

@@ -166,10 +166,7 @@ class TimedPrograms:
         return self._timed(self.programs.trace, batch, target)
 
     def key(self, batch: int, target: Target) -> Hashable:
-        """Return a key of the trace, equal for two targets if and only if their traces are equal, or None.
-
-        It is None if the traces must be compared.
-        """
+        """Return a key that two targets share if and only if their traces are equal, or None if unknown."""
         return self._timed(self.programs.key, batch, target)
 
     def bound(self, target: Target) -> LowerBound | None:

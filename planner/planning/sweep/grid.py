@@ -147,7 +147,7 @@ def _refuse_twice(entry: Entry, names: list[str]) -> None:
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """The figures of one model in one recipe on one GPU."""
+    """The largest batch sizes and the process memory of one model in one recipe on one GPU."""
 
     model: str
     recipe: str

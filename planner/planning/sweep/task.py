@@ -37,7 +37,7 @@ class GpuFigures(msgspec.Struct, frozen=True):
 
 
 class TaskResult(msgspec.Struct, frozen=True):
-    """The figures of a task, or the reason why there are none."""
+    """The figures of a task for each GPU, or the reason why there are none."""
 
     cells: Mapping[str, GpuFigures] = {}  # by `device_digest`
     notes: tuple[str, ...] = ()

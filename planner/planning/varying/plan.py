@@ -156,7 +156,7 @@ def plan_side(job: Job, budget: Budget, programs: SizedPrograms, multiple_of: in
 
 
 def sampled_at(side: VaryingSide, job: Job, programs: SizedPrograms, batch: int) -> RunRisk:
-    """Return the risk at a batch size under a side's budget, from the side or else from sampled runs.
+    """Return the risk at a batch size under a side's budget, sampling runs unless the side has the risk.
 
     Raises the errors of a capture.
     """
@@ -166,7 +166,7 @@ def sampled_at(side: VaryingSide, job: Job, programs: SizedPrograms, batch: int)
 
 
 def open_batches(job: Job, programs: SizedPrograms) -> BatchSource:
-    """Return a source of the events of a job's batches of any shape."""
+    """Return a `BatchSource` of a job, which gives the events of batches of any shape."""
     trace = programs.trace(BatchShape(FIT_BATCHES[0], programs.sizes.largest))
     return BatchSource(job, programs.specialized, trace.next_workspaces)
 

@@ -35,7 +35,7 @@ class BatchSource:
         self._made: dict[tuple[BatchShape, int], list[Piece]] = {}
 
     def batches(self, shape: BatchShape, step: int) -> list[Piece]:
-        """Return the cached pieces of a step, one for each of its batches, all of one shape.
+        """Return the pieces of a step, one for each of its batches, which all have the shape `shape`.
 
         Step 0 is the set-up. There are several batches only if the job accumulates gradients. Steps that are
         not traced repeat the last usual step.

@@ -1,7 +1,4 @@
-"""List the changes to a job that may save GPU memory.
-
-A change has an effect on the job and a cost.
-"""
+"""List the changes to a job that may save GPU memory, each with its cost."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

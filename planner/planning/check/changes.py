@@ -1,7 +1,4 @@
-"""Compare the memory of jobs between two revisions of a project.
-
-The modules that changed most are named.
-"""
+"""Compare the memory of jobs between two revisions of a project, and name the modules that changed most."""
 
 from collections.abc import Iterable, Mapping
 

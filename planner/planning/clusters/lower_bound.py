@@ -1,7 +1,4 @@
-"""Compute lower bounds on the memory of a rank.
-
-The bounds follow from splits that were traced.
-"""
+"""Compute lower bounds on the memory of a rank from splits that were traced."""
 
 from collections.abc import Iterator
 

@@ -1,7 +1,4 @@
-"""Find the fewest GPUs that run a global batch.
-
-The splits of the batch over these and more GPUs are found too.
-"""
+"""Find the fewest GPUs that run a global batch, and the splits of the batch over these or more GPUs."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence

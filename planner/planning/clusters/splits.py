@@ -78,7 +78,7 @@ class SplitRecipe(Struct, frozen=True):
 
 
 class Split(Struct, frozen=True):
-    """The division of a global batch over several GPUs, by a recipe."""
+    """The division of a global batch over a number of GPUs, by a recipe."""
 
     gpus: int
     recipe: SplitRecipe

@@ -123,10 +123,7 @@ def limits_of(history: ProcessHistory, run: EmulatedRun, device: Device) -> Memo
 
 
 def _config(history: ProcessHistory, run: EmulatedRun) -> AllocatorConfig:
-    """Return the allocator's configuration in a recorded run.
-
-    The options and the version of torch decide it.
-    """
+    """Return the allocator's configuration in a recorded run, from its options and its version of torch."""
     version = dict(run.largest.versions).get("torch", "")
     return parse_alloc_conf(history.alloc_conf, config_of_torch(version))
 

@@ -155,7 +155,7 @@ class Message(Struct, frozen=True):
 
     @property
     def own_bytes(self) -> int | None:
-        """Return the bytes of this process, or None if they are missing.
+        """Return the bytes of the process whose request failed, or None if they are missing.
 
         The CUDA context is included. In a container torch does not recognize its own process in the driver's
         list, and the message lists it with the other processes. Then the smallest listed process with at
@@ -170,7 +170,7 @@ class Message(Struct, frozen=True):
 
     @property
     def other_bytes(self) -> int:
-        """Return the total bytes of the other processes that the message lists.
+        """Return the total bytes of the processes that the message lists besides the failed process.
 
         It is 0 if a listed process may be this one, in a message that was cut off before it says so.
         """
@@ -180,7 +180,7 @@ class Message(Struct, frozen=True):
 
     @property
     def outside_bytes(self) -> int | None:
-        """Return the bytes in use outside of this process, or None if the message lacks a figure.
+        """Return the bytes in use outside of the failed process, or None if the message lacks a figure.
 
         If the size of the process is unknown, all bytes in use that its PyTorch did not reserve count.
         """
@@ -190,7 +190,7 @@ class Message(Struct, frozen=True):
 
     @property
     def unexplained_bytes(self) -> int:
-        """Return the bytes in use outside of this process beyond a CUDA context, or 0 if unknown.
+        """Return the bytes in use outside of the failed process beyond a CUDA context, or 0 if unknown.
 
         The largest rounding error of the figures is subtracted: half of the last digit of each.
         """

@@ -1,7 +1,4 @@
-"""Read the frames of a traceback from a text.
-
-Python, a notebook, rich or pytest has printed the text.
-"""
+"""Read the frames of a traceback that Python, a notebook, rich or pytest printed."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -81,10 +78,7 @@ def _unfolded(lines: Iterable[str]) -> Iterator[str]:
 
 
 def read_frame(line: str) -> Frame | None:
-    """Return the frame that a line names, or None if it names no frame.
-
-    The line is from Python, IPython, rich or pytest.
-    """
+    """Return the frame that a line of Python, IPython, rich or pytest names, or None if it names none."""
     found = next(filter(None, (form.search(line) for form in _FRAMES)), None)
     if found is None:
         return None

@@ -77,7 +77,7 @@ class AffineCounts(Struct, frozen=True):
 
 
 class Usage(Struct, frozen=True):
-    """The formula's terms and totals: the seven lines that the notebook prints."""
+    """The formula's terms and totals in bytes: the seven lines that the notebook prints."""
 
     data_bytes: int
     weight_bytes: int

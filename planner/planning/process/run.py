@@ -100,7 +100,7 @@ class _Placed:
 
 
 class _Running:
-    """A loop whose variables are alive. The loop is running, or has ended."""
+    """A loop of a process while its variables are alive, whether it still runs or has ended."""
 
     def __init__(self, trace: Trace, model: _Placed, joiner: Joiner, zeroed_in: Phase | None = None) -> None:
         self.model, self.joiner, self.zeroed_in = model, joiner, zeroed_in  # zeroed_in: see `_ZEROED_IN`

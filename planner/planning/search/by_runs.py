@@ -115,10 +115,7 @@ class _RunSearch:
         return self._by_runs(search)
 
     def _run(self, batch: int) -> None:
-        """Capture a batch size, and record its outcome and, if it is not refused, its trace.
-
-        The trace serves guesses at other batch sizes.
-        """
+        """Capture a batch size, and record its outcome and, if it is not refused, its trace."""
         self._outcomes[batch] = self.replays.outcome_under_limits(batch, self.all_limits)
         if self.replays.is_refused(batch):
             return

@@ -53,10 +53,7 @@ class RunRisk(Struct, frozen=True):
 
     @property
     def standard_error(self) -> float | None:
-        """Return the standard error of the probability, or None if there is only one run.
-
-        It is computed from the spread between runs.
-        """
+        """Return the probability's standard error by the spread between runs, or None for a single run."""
         if len(self.runs) < 2:
             return None
         return stdev(run.probability for run in self.runs) / sqrt(len(self.runs))

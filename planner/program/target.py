@@ -54,7 +54,7 @@ class Target(Struct, frozen=True):
 
     @property
     def kind(self) -> tuple[Capability, int]:
-        """Return the compute capability and the number of SMs, for which torch compiles."""
+        """Return the compute capability and the number of SMs, which decide what torch compiles."""
         return self.capability, self.sm_count
 
     @classmethod

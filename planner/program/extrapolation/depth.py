@@ -31,7 +31,7 @@ _VOTES = 4  # frees on each side of an insertion that decide its order
 
 
 def compare_depths(shallow: Trace, deep: Trace, layer: re.Pattern[str] = BLOCK) -> RepeatedBlock:
-    """Find a model's repeated block by comparing traces of two depths.
+    """Find a model's repeated block by comparing traces of two models that differ by one block.
 
     The models have `SHALLOW` and `SHALLOW + 1` blocks. `layer` finds the number of a block in a
     module's name, as its only group. The block in the middle counts as the added block, since the first and

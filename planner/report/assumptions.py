@@ -1,7 +1,4 @@
-"""Describe the assumptions of an estimate in sentences.
-
-Without its assumptions an estimate would claim too much.
-"""
+"""Describe the assumptions of an estimate in sentences."""
 
 from collections.abc import Iterator
 

@@ -1,7 +1,4 @@
-"""Format the numbers of reports.
-
-It has the breakdown of a process, sizes in MiB, and rounding that preserves sums.
-"""
+"""Format the numbers of reports: the breakdown of a process, sizes in MiB, and probabilities."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,4 @@
-"""Draw the picture of `planner gpus`.
-
-It shows the peak memory by batch size, with a line for each GPU.
-"""
+"""Draw the picture of `planner gpus`: the peak memory by batch size, with a line for each GPU."""
 
 from pathlib import Path
 from typing import Any
@@ -117,7 +114,7 @@ def _draw_gpus(axes: Axes, fits: list[DeviceFit]) -> None:
 
 
 def _dot(fit: DeviceFit) -> dict[str, Any]:
-    """Return the style and the legend text of a GPU's dot.
+    """Return matplotlib's arguments for a GPU's dot: its style and its legend text.
 
     The dot is hollow if the batch fits with retries.
     """

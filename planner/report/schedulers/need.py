@@ -89,7 +89,7 @@ def _pinned(table: FleetTable, batch: int, device: Device) -> int:
 
 
 class Naming(Struct, frozen=True):
-    """The scheduler's names of all GPUs of the database, and the needs of a request."""
+    """A scheduler's names of all GPUs of the database, and the needs of a request."""
 
     needs: tuple[Need, ...]
     names: Mapping[str, tuple[str, ...]]  # the scheduler's names by the names of the database
@@ -130,9 +130,6 @@ def comment(lines: Iterable[str]) -> str:
 
 
 def unnamed(needs: Iterable[Need], scheduler: str) -> list[str]:
-    """Return a list of one line that names GPUs without a scheduler's name of their own, or [].
-
-    The list is empty if `needs` is empty.
-    """
+    """Return a line, in a list, on GPUs without a unique name in a scheduler, or [] if `needs` is empty."""
     names = ", ".join(need.device.name for need in needs)
     return [f"also, without a name of their own in {scheduler}: {names}"] if names else []

@@ -77,10 +77,7 @@ def _outcome(run: Verification) -> str:
 
 
 def peaks_table(run: Verification) -> Table:
-    """Return a table that compares a run's predicted peaks with its actual peaks.
-
-    The actual peaks are measured or emulated.
-    """
+    """Return a table that compares a run's predicted peaks with its measured or emulated peaks."""
     estimate, seen = run.estimate, run.observation
     columns = (
         Column(seen.gpu, min_width=NAME_WIDTH),

@@ -107,10 +107,7 @@ def _outside(estimate: Estimate) -> str:
 
 
 def _phases_section(estimate: Estimate) -> list[Block]:
-    """Return a table of the peaks in each phase of the job, with remarks below.
-
-    Paragraphs on unplanned phases and on host memory follow.
-    """
+    """Return a table of each job phase's peaks, and paragraphs on unplanned phases and host memory."""
     rows = (
         (_PHASES[peak.phase], (peak.allocated_bytes, peak.reserved_bytes))
         for peak in estimate.phases

@@ -1,7 +1,4 @@
-"""Report the differences between a trace and a GPU's recording.
-
-They are unmatched blocks, and matched blocks with different lifetimes.
-"""
+"""Report the differences between a trace and a GPU's recording: unmatched blocks and other lifetimes."""
 
 from dataclasses import dataclass
 from typing import Any

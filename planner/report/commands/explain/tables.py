@@ -170,10 +170,7 @@ def _block_row(block: LiveBlock) -> tuple[Cell | str, ...]:
 
 
 def _block_text(block: LiveBlock) -> str:
-    """Return text on a block's tensor and the place that requested the block.
-
-    The place is the operator, module, step and phase.
-    """
+    """Return text on a block's tensor and the operator, module, step and phase that requested it."""
     born = "" if block.phase is Phase.SETUP else f", step {block.step} {block.phase}"
     where = f" in {block.module}" if block.module else ""
     tensor = f"{held}  " if (held := tensor_text(block)) else ""
@@ -181,10 +178,7 @@ def _block_text(block: LiveBlock) -> str:
 
 
 def tensor_text(block: LiveBlock) -> str:
-    """Return the shape and dtype of a block's tensor, or "" if unknown.
-
-    An example: `64x3x224x224 float32`.
-    """
+    """Return the shape and dtype of a block's tensor, such as `64x3x224x224 float32`, or "" if unknown."""
     detail = block.detail
     return "" if detail is None or not detail.dtype else f"{shape_text(detail.shape)} {detail.dtype}"
 

@@ -27,7 +27,7 @@ MOST_GAPS = 10  # gaps that are listed; there may be thousands
 
 
 class DisplayLimits(Struct, frozen=True):
-    """The number of tensors or differences, and of levels of modules, that a report shows."""
+    """The largest numbers of table rows and of module levels that a report shows."""
 
     top: int = 10  # number of tensors or differences
     depth: int | None = None  # levels of modules; None for as many levels as are readable
@@ -44,7 +44,7 @@ class PeakLocation(Struct, frozen=True):
 
 
 class LiveBlock(Struct, frozen=True):
-    """A block in use at the peak of allocated memory, with its sizes, category and origin."""
+    """A block in use at the allocated peak, with its sizes, its category and the place that requested it."""
 
     block: int
     size_bytes: int  # as the allocator counts it

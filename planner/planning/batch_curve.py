@@ -18,7 +18,7 @@ ENDLESS_BEYOND = 4  # end of the curve of an unlimited GPU, as a multiple of the
 
 
 class SampleDensity(Struct, frozen=True):
-    """The points of a curve per doubling of the batch size, and the number of doublings with this density."""
+    """The points per doubling of the batch size at a curve's upper end, and the number of doublings there."""
 
     per_doubling: int  # a power of two
     doublings: int  # below the top that have this density; smaller sizes, close in a plot, are powers of two

@@ -113,7 +113,7 @@ def find_config(start: Path) -> Path:
 
 
 def load_config(path: Path, catalogue: Mapping[str, CatalogueEntry], sources: Collection[str]) -> CheckConfig:
-    """Read the jobs and settings of `[tool.planner]` from a pyproject.toml.
+    """Read the jobs and `fail_on` of `[tool.planner]` from a pyproject.toml.
 
     Raises UsageError if the table is missing, and with file, line and key if it is invalid. A model
     FILE.py:NAME, which would run code, is invalid unless `sources` contains "file".

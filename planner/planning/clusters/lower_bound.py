@@ -13,7 +13,7 @@ _STATES = (Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER)
 
 
 class TracedSplit(Struct, frozen=True):
-    """A traced split, with the memory peaks and the state bytes of one of its ranks.
+    """A split, with the memory peaks and the state bytes of a rank that was traced.
 
     The peaks are in unlimited memory.
     """

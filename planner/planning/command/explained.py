@@ -19,7 +19,7 @@ BATCH = 1  # stands for the unknown batch size of a recorded run
 
 
 class ExplainedRun(Struct, frozen=True):
-    """The explained memory of a run's largest process."""
+    """An emulated run, with the trace of its largest process and the explanation of its memory."""
 
     run: EmulatedRun
     device: Device

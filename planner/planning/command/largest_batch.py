@@ -124,10 +124,7 @@ def _to_evaluation(options: RunOptions) -> RunOptions:
 
 
 def _cautious(options: RunOptions, confidence: float) -> RunOptions:
-    """Return the options with the upper bound of the CUDA context at `confidence`.
-
-    Runs also stop after few steps and at the first out-of-memory error, and keep their histories.
-    """
+    """Return the options with the context's upper bound at `confidence`, few steps, and histories kept."""
     device = options.device
     margin = NormalDist().inv_cdf(check_confidence(confidence)) * hypot(
         device.context.spread, device.usable.spread

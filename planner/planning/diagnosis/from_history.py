@@ -209,7 +209,7 @@ def _by_code(history: History, live: Iterable[HistoryEvent], older: Iterable[int
 def _by_category(
     history: History, live: Iterable[HistoryEvent], older: Sequence[int]
 ) -> tuple[tuple[Held, ...], tuple[str, ...]]:
-    """Return the blocks in use by category, and notes that explain the categories.
+    """Return `Held` groups of the blocks in use by category, and notes that explain the categories.
 
     Both are empty if no stack of functions was recorded.
     """

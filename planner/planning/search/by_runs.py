@@ -89,10 +89,7 @@ class _RunSearch:
     _is_felt: bool = True  # whether the alignment of a batch size may change the memory
 
     def find(self) -> Search:
-        """Find the largest batch sizes by guesses, and confirm each answer by a capture.
-
-        The guesses come from fitted traces.
-        """
+        """Find the largest batch sizes by guesses from fitted traces, and confirm the answers by captures."""
         limit = self.replays.limit
         if self.all_limits[0].allocator_limit_bytes is None:
             return self._by_runs(Search(limit, limit, None, ()))
@@ -273,12 +270,12 @@ class _RunSearch:
         return self._guesses[key]
 
     def _alike(self, batch: int) -> list[int]:
-        """Return the captured batch sizes aligned like `batch`, or all if none is, the nearest first."""
+        """Return the captured batch sizes aligned like `batch`, or else all of them, the nearest first."""
         aligned = [size for size in self._traces if gcd(size, self._unit) == gcd(batch, self._unit)]
         return sorted(aligned or self._traces, key=_distance_from(batch))
 
     def _fit_of_two(self, by_distance: Sequence[int]) -> tuple[Program, int] | None:
-        """Return a program fitted to the nearest trace and another one, and the nearest batch size, or None.
+        """Return a program fitted to the nearest and a further trace, with the nearest batch size, or None.
 
         It is None if no program fits the nearest trace and another one.
         """

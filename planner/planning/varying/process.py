@@ -87,10 +87,7 @@ class VaryingProcess:
         return self._player.process.allocator.reserved_bytes
 
     def replay(self, batch: int) -> Replay:
-        """Return the peaks, retries and failure of all replayed steps.
-
-        The `Replay` is labelled with the batch size `batch`.
-        """
+        """Return a `Replay`, labelled with `batch`, of the peaks, retries and failure of all steps."""
         return self._player.process.result(batch)
 
     def _play(self, batch: Piece) -> bool:

@@ -45,7 +45,7 @@ class ProgramBuilder(Protocol):
         """
 
     def run(self, batch: int, target: Target) -> Program:
-        """Capture a run, and return a program that holds at its batch size.
+        """Capture a run at a batch size, and return a program that holds there.
 
         The program holds for this batch size only, unless the run extends the range of the job's program; the
         job's program is then returned. Raises the errors of a capture.

@@ -24,9 +24,9 @@ class ConvWorkspaceSource(StrEnum):
 
 
 class WorkspaceAccount(Struct, frozen=True):
-    """The source and the uncertainty of a job's convolution workspaces.
+    """The source of a job's convolution workspaces, and the shares of convolutions that are uncertain.
 
-    The uncertainty is given as shares of the convolutions, weighted by the sizes of their operands.
+    A share is weighted by the sizes of the convolutions' operands.
     """
 
     source: ConvWorkspaceSource = ConvWorkspaceSource.NONE

@@ -39,7 +39,7 @@ class ExtraGroup:
 
 
 def group_extras(difference: Difference) -> list[ExtraGroup]:
-    """Return the unmatched blocks, grouped across steps, largest groups first."""
+    """Return groups of equal unmatched blocks of all steps, the largest group first."""
     groups: dict[tuple[Kind, Phase, str, str, int, str], list[int]] = {}
     for extra in difference.extras:
         key = (extra.kind, extra.phase, extra.module, extra.op, extra.size_bytes, extra.where)

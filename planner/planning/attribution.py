@@ -58,10 +58,7 @@ class LiveBlock(Struct, frozen=True):
 
 
 class ModuleShare(Struct, frozen=True):
-    """The memory that a module and its submodules hold at the peak, as a tree.
-
-    The model has the name "".
-    """
+    """The memory of a module and its submodules at the peak, as a tree; the model's name is ""."""
 
     name: str  # qualified
     size_bytes: int  # `own_bytes` and the sizes of the children
@@ -78,10 +75,7 @@ class Gap(Struct, frozen=True):
 
 
 class Fragmentation(Struct, frozen=True):
-    """The memory that is reserved but not allocated at the reserved peak.
-
-    If the peak is reached several times, the first time counts.
-    """
+    """The memory reserved but not allocated when the reserved peak is first reached."""
 
     location: PeakLocation
     reserved_bytes: int  # allocated + gaps + free segments
@@ -147,10 +141,7 @@ def explain(trace: Trace, limits: MemoryLimits, evaluation: Trace | None = None)
 
 
 def moment_of(trace: Trace, event: int) -> PeakLocation:
-    """Return the location of an event of a trace: its step, phase, module and operator.
-
-    The module and operator are empty if the event is not an allocation.
-    """
+    """Return the step and phase of an event of a trace and, if it allocates, its module and operator."""
     mark = PhaseStart(0, Phase.SETUP)
     for entry in trace.events[: event + 1]:
         if isinstance(entry, PhaseStart):

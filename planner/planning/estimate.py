@@ -195,8 +195,5 @@ def _answer(budget: Budget, chance: float | None, failed: Replay | None, expecte
 
 
 def unlimited(limits: MemoryLimits) -> MemoryLimits:
-    """Return limits for replays in unlimited memory, with the allocator configuration of `limits`.
-
-    The configuration's memory fraction is set to 1.
-    """
+    """Return limits of unlimited memory, with the allocator configuration of `limits` and a fraction of 1."""
     return replace(UNLIMITED, config=replace(limits.config, per_process_memory_fraction=1.0))

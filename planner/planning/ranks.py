@@ -37,9 +37,9 @@ def ranks_to_plan(job: Job, trace: Trace) -> tuple[int, ...]:
 
 
 def is_worse(one: Estimate, other: Estimate) -> bool:
-    """Return whether `one` has a worse outcome, or at an equal outcome a larger peak, than `other`.
+    """Return whether `one` has a worse outcome than `other` or, at an equal outcome, more process memory.
 
-    Outcomes are compared first, then process memory, then allocated peaks.
+    At equal process memory, the allocated peak decides.
     """
     return _badness(one) > _badness(other)
 

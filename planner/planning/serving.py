@@ -81,7 +81,7 @@ class ServingSettings(Struct, frozen=True):
 
 
 class CacheGroups(Struct, frozen=True):
-    """The numbers of layer groups of each kind that share a pool of key-value cache blocks.
+    """The numbers of layer groups, by kind, among which vLLM shares a pool of key-value cache blocks.
 
     Each group has its own block table, and all groups have the same number of layers.
     """

@@ -34,10 +34,7 @@ class CheckChange(Struct, frozen=True):
         return self.row.estimate.process_bytes - self.before_bytes
 
     def exceeds(self, most: Headroom | None) -> bool:
-        """Return whether the process has grown by more than `most`, a size or a share of its earlier memory.
-
-        Returns False if `most` is None.
-        """
+        """Return whether the process grew by more than `most`, a size or share of its memory, if not None."""
         return most is not None and self.change_bytes > most.of(self.before_bytes)
 
 

@@ -106,10 +106,7 @@ def _upper_at(estimate: Estimate, confidence: float) -> int:
 
 
 def _probability_beyond(estimate: Estimate, budget_bytes: int) -> float | None:
-    """Return the probability that a process exceeds a budget, or None if it is unknown.
-
-    It is unknown if no known run resembles the job.
-    """
+    """Return the probability that a process exceeds a budget, or None if no known run is like the job."""
     if estimate.budget.likeness.unlike and not is_fitted(estimate.budget):
         return None
     low, high = 1 - _MOST, _MOST

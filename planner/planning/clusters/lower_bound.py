@@ -13,10 +13,7 @@ _STATES = (Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER)
 
 
 class TracedSplit(Struct, frozen=True):
-    """A split, with the memory peaks and the state bytes of a rank that was traced.
-
-    The peaks are in unlimited memory.
-    """
+    """A split, with the state bytes of a traced rank and its memory peaks in unlimited memory."""
 
     split: Split
     allocated_bytes: int

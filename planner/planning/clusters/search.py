@@ -67,10 +67,7 @@ class ClusterPlans(Struct, frozen=True):
 
 
 class ClusterAdvice(Struct, frozen=True):
-    """The plan of each recipe that fits on all GPUs of a cluster, and the recipes that do not fit.
-
-    Each split has the largest micro-batch of its recipe.
-    """
+    """The plan of the largest micro-batch for each recipe that fits on a cluster, and the other recipes."""
 
     gpus: int
     plans: ClusterPlans  # the fastest recipe first; recipes without tensor parallel before recipes with it
@@ -188,10 +185,7 @@ class ClusterSearch:
     def _least_costly(
         self, gpus: int, possible: Mapping[SplitRecipe, int], budget_of: BudgetOf
     ) -> ClusterPlan | None:
-        """Return the plan of the fastest recipe that fits on `gpus` GPUs, or None if no recipe fits.
-
-        The plan has the recipe's largest micro-batch.
-        """
+        """Return the plan with the fastest fitting recipe's largest micro-batch on `gpus` GPUs, or None."""
         for recipe, fewest in possible.items():
             if gpus < fewest or gpus not in self._question.gpu_counts(recipe.tp):
                 continue

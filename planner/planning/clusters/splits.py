@@ -42,10 +42,7 @@ class ClusterQuestion(Struct, frozen=True):
         return max(self.gpu_counts(tp)[-1] for tp in (1, *self.tensor_parallel_sizes()))
 
     def tensor_parallel_sizes(self) -> list[int]:
-        """Return the sizes of tensor parallel groups to try, in ascending order.
-
-        They are above 1 and divide the number of GPUs of a node.
-        """
+        """Return ascending sizes above 1 for tensor parallel groups, divisors of a node's number of GPUs."""
         sizes = range(2, min(self.gpus_per_node, LARGEST_TENSOR_PARALLEL) + 1)
         return [size for size in sizes if self.gpus_per_node % size == 0 and self.gpu_counts(size)]
 

@@ -90,10 +90,7 @@ class _Walk:
     _copying: set[str] = field(default_factory=set)  # lines that bring a batch to the GPU
 
     def over(self, history: ProcessHistory, script_log: ScriptLog) -> list[_Block]:
-        """Return the blocks of a history in order of allocation, with the categories that are recognized.
-
-        Addresses and phases decide the categories.
-        """
+        """Return the blocks of a history in order of allocation, categorized by addresses and phases."""
         notes: list[_Note] = [(place, script_log.tables[index]) for place, index in script_log.held]
         notes += ((mark.place, mark) for mark in script_log.marks)
         notes.sort(key=_order)

@@ -1,7 +1,4 @@
-"""Find the largest batch size of a command by replaying recorded histories of its allocator.
-
-Runs of the command confirm the answer.
-"""
+"""Find the largest batch size of a command by replays of its allocator's histories, which runs confirm."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

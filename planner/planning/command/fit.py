@@ -1,7 +1,4 @@
-"""Fit recorded histories at several batch sizes to programs for any batch size.
-
-There is one program for each rank.
-"""
+"""Fit recorded histories at several batch sizes to a program of each rank for any batch size."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress

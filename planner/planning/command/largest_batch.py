@@ -1,7 +1,4 @@
-"""Find the largest batch size of a command.
-
-The history of its allocator is replayed, and runs confirm the answer.
-"""
+"""Find the largest batch size at which a command runs to its first evaluation, its end, or a given step."""
 
 from collections.abc import Mapping, Sequence
 from math import hypot

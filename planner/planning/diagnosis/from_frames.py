@@ -54,10 +54,7 @@ def _words(function: str) -> set[str]:
 
 
 def cause_of_frames(frames: Sequence[Frame]) -> tuple[Cause, str] | None:
-    """Return the cause that a traceback implies (EVALUATION or FIRST_STEP) with its reason, or None.
-
-    The names of functions decide.
-    """
+    """Return EVALUATION or FIRST_STEP with a reason, if a traceback's functions imply it, else None."""
     evaluation = None if _is_backward(frames) else _evaluation(takewhile(_is_no_module, frames))
     if evaluation is not None:
         return Cause.EVALUATION, (

@@ -29,10 +29,7 @@ SETTINGS = (
 
 
 class _Growth(NamedTuple):
-    """A rise of the memory that stays in use, and the code that holds most of it.
-
-    Memory falls to a higher level each time.
-    """
+    """A rise of the levels to which memory in use falls back, and the code that holds most of it."""
 
     floors: Sequence[int]  # levels in ascending order
     place: Place
@@ -245,10 +242,7 @@ def _by_size(held: Held) -> tuple[int, str]:
 
 
 def _older(history: History, end: int) -> Iterator[int]:
-    """Yield the sizes of blocks that precede the recording and are still in use at event `end`.
-
-    Event `end` itself is not applied.
-    """
+    """Yield the sizes of blocks that precede the recording and are still in use before event `end`."""
     freed = {event.address for event in history.events[:end] if event.action == "free_completed"}
     for state in history.start:
         for block in state.blocks:

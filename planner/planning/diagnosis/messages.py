@@ -52,10 +52,7 @@ class Message(Struct, frozen=True):
     frames: tuple[Frame, ...]
 
     def figure(self, name: str) -> int | None:
-        """Return a figure of the message in bytes, or None if it is missing.
-
-        `name` is a key of `_FIGURES`.
-        """
+        """Return a figure, named by a key of `_FIGURES`, in bytes, or None if the message lacks it."""
         found = _FIGURES[name].search(self.text)
         return None if found is None else in_bytes(next(filter(None, found.groups())))
 

@@ -98,10 +98,7 @@ def run_estimators(
 
 
 def _reason(job: Job, error: PlannerError) -> str:
-    """Return an error's text without the model's name and the advice to use the trace.
-
-    The planner's answer is shown next to the text anyway.
-    """
+    """Return an error's text without the model's name and the advice to use the trace."""
     text = str(error).removeprefix(f"{job.model.name}: ")
     for advice in ("; use --method trace", ", or use --method trace"):
         text = text.removesuffix(advice)

@@ -152,10 +152,7 @@ def size_bytes(tensor: TensorSpec) -> int:
 
 
 def find_invalid_step(process: Process) -> InvalidStep | None:
-    """Return the first invalid step of a process, or None if every step is valid.
-
-    A step is invalid if it is impossible or cannot be replayed.
-    """
+    """Return the first step that is impossible or cannot be replayed, or None if every step is valid."""
     names = _Names()
     for index, step in enumerate(process):
         for what in names.take(step):

@@ -35,10 +35,7 @@ class Search(Struct, frozen=True):
 
 
 class _Probes(dict[int, Outcome]):
-    """Cached outcomes by batch size, in the order of the probes.
-
-    A missing outcome is probed when it is looked up.
-    """
+    """Outcomes by batch size, in the order of the probes; a missing outcome is probed when looked up."""
 
     def __init__(self, outcome: Callable[[int], Outcome]) -> None:
         self._outcome = outcome

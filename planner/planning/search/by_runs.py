@@ -275,10 +275,7 @@ class _RunSearch:
         return sorted(aligned or self._traces, key=_distance_from(batch))
 
     def _fit_of_two(self, by_distance: Sequence[int]) -> tuple[Program, int] | None:
-        """Return a program fitted to the nearest and a further trace, with the nearest batch size, or None.
-
-        It is None if no program fits the nearest trace and another one.
-        """
+        """Return a program fitted to two traces, one of them the nearest, with its batch size, or None."""
         nearest, *others = by_distance
         programs = (self._fitted(low, nearest) for low in others)
         return next(((program, nearest) for program in programs if program is not None), None)

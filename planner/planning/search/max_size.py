@@ -139,10 +139,7 @@ def find_max_size(
 
 
 def _elements(job: Job, size: Size) -> int:
-    """Return the number of elements of a sample's inputs at a size.
-
-    Without ranges, the elements of a patch count.
-    """
+    """Return the number of elements of a sample's inputs at a size, or of a patch without size ranges."""
     if not size_ranges(job):
         return prod(size)
     return sum(prod(spec.shape) for spec in at_size(job, size).samples.inputs)

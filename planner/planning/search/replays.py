@@ -301,10 +301,7 @@ class TargetReplays:
         return peak_bytes
 
     def peak_reserved_bytes(self, batch: int, limits: MemoryLimits) -> int:
-        """Return the reserved peak of a batch size under `limits`.
-
-        The batch size is replayed only if no peak is cached.
-        """
+        """Return the reserved peak of a batch size under `limits`, replayed only if no peak is cached."""
         peak_bytes = self.undisturbed_peak(batch, limits)
         return self.run(batch, limits).peak_reserved_bytes if peak_bytes is None else peak_bytes
 

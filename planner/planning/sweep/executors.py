@@ -85,10 +85,7 @@ def _run_until_death(
 
 
 def local_pool(size: int) -> Pool:
-    """Return a pool of worker processes on the local machine.
-
-    The processes are killed when the executor's context ends.
-    """
+    """Return a pool of processes on the local machine, which are killed on exit from the executor."""
     loky = _import("loky", "sweep")
 
     @contextmanager

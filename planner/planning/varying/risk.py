@@ -75,10 +75,7 @@ class RunRisk(Struct, frozen=True):
 
     @property
     def retries_per_step(self) -> float:
-        """Return the mean number of allocator retries per step.
-
-        A retry releases cached memory to serve a request.
-        """
+        """Return the mean number of allocator retries per step, over all runs."""
         return sum(run.replay.retries for run in self.runs) / max(1, sum(run.steps for run in self.runs))
 
     def step_peaks_bytes(self, *shares: float) -> tuple[int, ...]:

@@ -80,9 +80,6 @@ def summarize(model: nn.Module, job: Job, batch: int) -> Any:
 
 
 def error_line(error: BaseException) -> str:
-    """Return the type name of an error and the first line of its message.
-
-    The line is cut to 120 characters.
-    """
+    """Return an error's type name and the first line of its message, cut to 120 characters."""
     first = (str(error).strip().splitlines() or [""])[0]
     return f"{type(error).__name__}: {first if len(first) <= 120 else first[:117] + '...'}"

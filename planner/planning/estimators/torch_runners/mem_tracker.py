@@ -62,10 +62,7 @@ def _track(job: Job, batch: int, model: nn.Module) -> PeerEstimate:
 
 
 def replace_tensors(model: nn.Module, make: Callable[[Tensor], Tensor]) -> None:
-    """Replace each parameter and buffer of a model by the tensor that `make` returns.
-
-    Tensors that modules share stay shared.
-    """
+    """Replace a model's parameters and buffers by tensors that `make` returns; shared ones stay shared."""
     made: dict[int, tuple[Tensor, Tensor]] = {}  # with the old tensor, so that no id is used again
     for module in model.modules():
         for held in (module._parameters, module._buffers):

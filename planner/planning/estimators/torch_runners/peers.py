@@ -132,9 +132,9 @@ PEERS: Mapping[Method, Callable[[Job, int, Build], PeerEstimate]] = {
 
 @contextmanager
 def _failing_as(job: Job, who: str) -> Iterator[None]:
-    """Convert errors inside the context, except ModelErrors, to ModelErrors about `who`.
+    """Disable gradients inside the context, and convert errors to ModelErrors on `who`.
 
-    Gradients are disabled inside the context.
+    A ModelError is raised unchanged.
     """
     try:
         with torch.no_grad():

@@ -1,7 +1,4 @@
-"""The batch sizes that a job accepts.
-
-They are multiples of a number, starting at a smallest batch size.
-"""
+"""The batch sizes that a job accepts: multiples of a number, starting at a smallest batch size."""
 
 from msgspec import Struct
 

@@ -12,7 +12,7 @@ _Curve = tuple[int, int, int]  # bytes per pair of samples, bytes per sample, fi
 
 
 def live_bytes_bound(events: Iterable[Event | ProgramEvent], unit: int = 1) -> LowerBound:
-    """Return a function from a batch size to the peak bytes of live blocks.
+    """Return a function from a batch size to a lower bound of memory: the peak bytes of live blocks.
 
     The events' sizes count the batch in steps of `unit` samples. Rounding, gaps and optional blocks
     (`may_fail`) are not counted. The live bytes after each allocation are a polynomial in the batch size;
@@ -71,8 +71,5 @@ def _envelope(lines: Sequence[_Line]) -> list[_Line]:
 
 
 def _is_hidden(low: _Line, middle: _Line, high: _Line) -> bool:
-    """Return whether the middle of three lines is nowhere above both others.
-
-    The lines are sorted by slope.
-    """
+    """Return whether the middle of three lines, sorted by slope, is nowhere above both others."""
     return (low[1] - high[1]) * (middle[0] - low[0]) <= (low[1] - middle[1]) * (high[0] - low[0])

@@ -105,7 +105,7 @@ class Site(Struct, frozen=True):
 
 
 class TensorProvenance(Struct, frozen=True):
-    """The shape, dtype and source line of a block. They are recorded on demand, at one batch size."""
+    """The shape and dtype of a block's tensor, and its source line, recorded only on demand."""
 
     block: int
     shape: tuple[int, ...]

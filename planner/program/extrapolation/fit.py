@@ -247,7 +247,7 @@ def _same_blocks(ours: Iterable[Event], theirs: Iterable[Event]) -> dict[int, in
 
 
 def scaled_program(trace: Trace) -> Program:
-    """Estimate a program from one trace by scaling inputs, activations and temporaries.
+    """Estimate a program from one trace by scaling inputs, activations and temporaries with the batch.
 
     Their sizes grow in proportion to the batch size, except blocks of at most one byte per sample. Blocks of
     all other categories are constant.

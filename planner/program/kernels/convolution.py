@@ -126,7 +126,7 @@ class ConvWorkspace(Struct, frozen=True):
 
     @property
     def convolution(self) -> Convolution:
-        """Return the convolution for which the library was queried."""
+        """Return the convolution that uses the block."""
         return Convolution(**{name: getattr(self, name) for name in _OF_CONVOLUTION})
 
 

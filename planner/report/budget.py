@@ -1,4 +1,4 @@
-"""Report a GPU's memory, from its total to the allocator's share."""
+"""Report the memory of a GPU, and the entries with which JSON reports begin."""
 
 from typing import Any
 

@@ -96,10 +96,7 @@ def _bullets(title: str, sentences: Sequence[str]) -> RenderableType:
 
 @dataclass(frozen=True, slots=True)
 class NarrowingTable:
-    """A table that leaves out its least important columns if it is too wide.
-
-    The names of these columns are listed below.
-    """
+    """A table that, if too wide, leaves out its least important columns and lists their names below."""
 
     table: Table
 

@@ -1,7 +1,4 @@
-"""Turn the result of `planner check` into findings for a pull request.
-
-Each finding has a level and a line of the configuration.
-"""
+"""Turn the result of `planner check` into findings at lines of the configuration, for a pull request."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path

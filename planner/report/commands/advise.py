@@ -48,10 +48,7 @@ def refusals(failed: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 
 
 def _verdict(advice: Advice) -> list[str]:
-    """Return lines that say whether the unchanged batch fits.
-
-    If it does not fit, they say how much memory is missing.
-    """
+    """Return lines that say whether the unchanged batch fits and, if not, how much memory is missing."""
     attempt, sure = advice.unchanged, f"at confidence {advice.unchanged.estimate.budget.confidence:g}"
     if attempt.fits:
         how = ", though with allocator retries, which take time" if _retries(attempt) else ""
@@ -64,10 +61,7 @@ def _verdict(advice: Advice) -> list[str]:
 
 
 def _sets(advice: Advice) -> list[Block]:
-    """Return a heading and a table of the sets of changes that make the batch fit.
-
-    If no set does, the result is a paragraph that says so.
-    """
+    """Return a heading and a table of the sets of changes that make the batch fit, or a text if none does."""
     if not advice.sets:
         none = "No set of up to three changes makes it fit; take a smaller batch or a larger GPU"
         return [Paragraph(none, "bad")]

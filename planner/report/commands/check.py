@@ -43,10 +43,7 @@ def check_document(
     comparison: Comparison | None,
     seconds: float,
 ) -> Document:
-    """Return the report of `planner check`.
-
-    It has verdicts with reasons, failures, and changes since a revision.
-    """
+    """Return the report of `planner check`: verdicts, failures, and changes since a revision."""
     reasons = [f"{subject(row)}: {row.judgement.reason}" for row in rows if row.judgement.reason]
     failed = [Entry("Not planned", f"{failure.job.name}: {failure.why}") for failure in failures]
     return Document.of(
@@ -166,10 +163,7 @@ def module_text(change: CheckChange) -> str:
 
 
 def place_text(change: CheckChange) -> str:
-    """Return text on the module that changes most, such as `in module fc (+1.2 GiB)`.
-
-    The text is "" if the module is unknown.
-    """
+    """Return text such as `in module fc (+1.2 GiB)` on the module that changes most, or "" if unknown."""
     is_in_module = change.module is not None and change.module.name
     return f"{'in module ' if is_in_module else ''}{module_text(change)}"
 

@@ -1,7 +1,4 @@
-"""The report of `planner diagnose`, on why a run was out of memory.
-
-It has the cause, the live memory, and settings that would have helped.
-"""
+"""The report of `planner diagnose`: why memory ran out, what held it, and settings that would have helped."""
 
 from collections.abc import Iterator
 from typing import Any

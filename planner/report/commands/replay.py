@@ -1,7 +1,4 @@
-"""The report of `planner replay`, with the memory readings of a process.
-
-Readings have the format of the replayed notebook.
-"""
+"""The report of `planner replay`: memory readings in the format of the replayed notebook."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby

@@ -1,7 +1,4 @@
-"""The reports of `planner run` and `planner max-batch -- COMMAND`.
-
-Both run a command on emulated GPUs.
-"""
+"""The reports of `planner run` and `planner max-batch -- COMMAND`, which run commands on emulated GPUs."""
 
 import shlex
 from collections.abc import Iterable, Iterator, Sequence

@@ -9,10 +9,7 @@ from planner.report.units import SCHEMA, memory_table, mib, timing_line, to_buil
 
 
 def serving_document(plan: ServingPlan, seconds: float) -> Document:
-    """Return the report of `planner serve`.
-
-    It has the number of sequences, the parts of the memory, and the assumptions.
-    """
+    """Return the report of `planner serve`: the number of sequences, the parts of memory, assumptions."""
     return Document.of(
         [_headline(plan)],
         [memory_table(plan.device.name, _memory(plan))],

@@ -20,10 +20,7 @@ _Cells = Mapping[tuple[str, str, str], GpuFigures]  # by model, recipe and GPU
 
 
 def sweep_document(table: SweepTable) -> Document:
-    """Return the report of `planner sweep`, with a table for each model.
-
-    A table has the largest batches without retries, by GPU and recipe.
-    """
+    """Return the report of `planner sweep`: for each model, the largest batches by GPU and recipe."""
     grid = table.grid
     cells = {(cell.model, cell.recipe, cell.figures.gpu): cell.figures for cell in table.cells}
     closing: list[Block] = [

@@ -207,10 +207,7 @@ def _curve_data(curve: DeviceCurve) -> dict[str, Any]:
 
 
 def _about(curve: DeviceCurve) -> str:
-    """Return a sentence on a GPU's memory and calibration.
-
-    It is a hint to choose a GPU if none is selected.
-    """
+    """Return a sentence on a GPU's memory and calibration, or a hint to choose one if none is selected."""
     budget, device = curve.budget, curve.budget.device
     if is_endless(device.usable):
         return "No GPU is selected: choose one above."

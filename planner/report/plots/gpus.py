@@ -93,10 +93,7 @@ def _is_slice(fit: DeviceFit) -> bool:
 
 
 def _draw_gpus(axes: Axes, fits: list[DeviceFit]) -> None:
-    """Draw a line at each GPU's memory, and a dot at the memory of its batch.
-
-    On the right are the largest batch and the name.
-    """
+    """Draw each GPU's memory as a line with its name and largest batch, and its batch's memory as a dot."""
     top = max(fit.max_batch for fit in fits)
     heights = [_memory(fit) / GIB for fit in fits]
     axes.set_ylim(0, 1.06 * max(heights))

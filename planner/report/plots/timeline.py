@@ -1,7 +1,4 @@
-"""Draw a run's memory over its events with matplotlib.
-
-The picture has the allocated memory by category, and the reserved memory.
-"""
+"""Draw a run's allocated memory by category and its reserved memory over its events, with matplotlib."""
 
 from pathlib import Path
 from typing import Any

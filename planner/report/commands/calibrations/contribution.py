@@ -15,10 +15,7 @@ _NEXT = (
 def contribution_document(
     packed: Sequence[str], written: Sequence[str], checked: Sequence[str], problems: Sequence[str]
 ) -> Document:
-    """Return the report of `planner report`.
-
-    It shows the problems found if files were checked, else the written files.
-    """
+    """Return the report of `planner report`: problems of checked files, or else the written files."""
     if checked:
         count = f"{len(checked)} file{'s' * (len(checked) > 1)}"
         if not problems:

@@ -1,7 +1,4 @@
-"""The reports of `planner tables` and `planner calibrate`.
-
-They show the runs, the fitted line and the residuals of each calibration.
-"""
+"""The reports of `planner tables` and `planner calibrate`: runs, fitted lines and residuals."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

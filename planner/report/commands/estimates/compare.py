@@ -23,10 +23,7 @@ _FITS = {Outcome.FITS: "yes", Outcome.FITS_WITH_RETRIES: "retries", Outcome.DOES
 
 
 def comparison_document(comparison: Comparison) -> Document:
-    """Return the report of `planner compare`.
-
-    It shows all estimates, and the measured peak or why there is none.
-    """
+    """Return the report of `planner compare`: all estimates, and the measured peak or why there is none."""
     job, device, measured = comparison.job, comparison.budget.device, comparison.measured
     gpu = "" if is_endless(device.usable) else f", {device.name}"
     title = f"{job.model.name}, batch {comparison.batch}{gpu}: {describe_loop(job)}"

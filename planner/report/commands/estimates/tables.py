@@ -77,10 +77,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def batch_table(estimate: Estimate) -> Table:
-    """Return a table of a batch's allocated, reserved and process peaks.
-
-    It has the pinned host memory too, if there is any.
-    """
+    """Return a table of a batch's allocated, reserved and process peaks, and of pinned memory if any."""
     run, confidence = estimate.run, estimate.budget.confidence
     rows = [
         ("peak allocated", run.peak_allocated_bytes, "tensors and workspaces, as torch counts them"),

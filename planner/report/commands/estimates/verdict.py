@@ -32,10 +32,7 @@ MAX_STEPS = 5  # the most steps whose retries are listed
 
 
 def headline(estimate: Estimate, *entries: Entry) -> Headline:
-    """Return the headline with the verdict on a batch, followed by `entries`.
-
-    It also names the parts of the job that are not planned.
-    """
+    """Return the headline with the verdict on a batch, the unplanned parts of the job, and `entries`."""
     answer, own = verdict(estimate)
     return Headline((answer, *own, *left_out_entries(estimate), *entries), style_of(estimate))
 
@@ -106,10 +103,7 @@ def likely_text(p_out_of_memory: float | None) -> str:
 
 
 def until_text(estimate: Estimate) -> str:
-    """Return a clause on the last step that fits, or "" if all steps fit.
-
-    Steps stop fitting if memory grows with every step.
-    """
+    """Return a clause on the last step that fits if memory grows, or "" if all steps fit."""
     limit = estimate.step_limit
     if limit is None:
         return ""

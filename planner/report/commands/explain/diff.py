@@ -19,10 +19,7 @@ _MEANING = {
 
 @dataclass(frozen=True, slots=True)
 class ExtraGroup:
-    """Equal blocks that only the trace or only the recording has.
-
-    They have the same phase, module, operator and size.
-    """
+    """Blocks of one phase, module, operator and size that only the trace or only the recording has."""
 
     kind: Kind
     phase: Phase

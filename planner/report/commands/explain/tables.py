@@ -28,10 +28,7 @@ def peak_text(explanation: Explanation) -> str:
 
 
 def levels_table(explanation: Explanation) -> Table:
-    """Return a table with the peak memory of each step, and the memory at the step's end.
-
-    The table also has the phases of the step with the peak, and the evaluation.
-    """
+    """Return a table of each step's peaks and final memory, the highest step's phases, and the evaluation."""
     return figures_table("Highest levels", ("allocated", "reserved", "at the end"), _levels(explanation))
 
 
@@ -49,10 +46,7 @@ def _levels(explanation: Explanation) -> Iterator[tuple[str, tuple[int, int, int
 
 
 def fragmentation_table(explanation: Explanation) -> Table:
-    """Return a table that divides the reserved peak into allocated bytes, gaps and free segments.
-
-    It has the reserved and allocated bytes, the gaps between blocks, and the free segments.
-    """
+    """Return a table that divides the reserved peak into allocated bytes, gaps and free segments."""
     gaps = explanation.fragmentation
     largest = [
         f"{mib_text(gap.size_bytes)} of {mib_text(gap.segment_bytes)}" for gap in gaps.largest_gaps[:3]
@@ -71,10 +65,7 @@ def fragmentation_table(explanation: Explanation) -> Table:
 
 
 def modules_tables(explanation: Explanation, depth: int | None) -> list[Table]:
-    """Return a list with the table of the modules' memory, or [] if the allocated peak is 0.
-
-    The table has each module's memory and share at the peak.
-    """
+    """Return a list with a table of the modules' memory and shares at the peak, or [] if the peak is 0."""
     total = explanation.run.peak_allocated_bytes
     if not total:
         return []

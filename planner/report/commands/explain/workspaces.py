@@ -54,10 +54,7 @@ def workspace_text(one: LayerWorkspace) -> str:
 
 
 def parts_text(one: LayerWorkspace) -> str:
-    """Return a text that names the larger parts of a workspace.
-
-    If several parts are large, each has its MiB.
-    """
+    """Return a text that names the larger parts of a workspace, with their MiB if there are several."""
     parts = list(_parts(one.parts))
     named = [part for part in parts if part[1] >= _MIN_BYTES] or parts[:1]
     if len(named) == 1:

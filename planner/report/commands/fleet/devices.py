@@ -22,10 +22,7 @@ _COLUMNS = (
 
 
 def devices_document(devices: Sequence[Device]) -> Document:
-    """Return the report of `planner devices`: a table with a row for each GPU.
-
-    Up to three GPUs are shown in full instead, with the sources of all figures.
-    """
+    """Return the report of `planner devices`: a table of GPUs, or all figures and sources of up to three."""
     if not devices:
         none = "No GPU of the database matches; any other is planned for with --gpu-mib N"
         return Document.of([Paragraph(none)])

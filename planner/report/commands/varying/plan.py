@@ -68,10 +68,7 @@ def style(plan: VaryingPlan) -> Style:
 
 
 def verdict(plan: VaryingPlan) -> Lines:
-    """Return lines with the verdict under each of two allocator configurations, and the risk.
-
-    A last line has the risk under the user's configuration.
-    """
+    """Return lines with the verdict under each allocator configuration, and the risk under the user's."""
     mine, other = plan.sides
     unit = unit_of(plan.job)
     sure = f"over {plan.job.samples.run_steps:,} steps"

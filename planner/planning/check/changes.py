@@ -34,7 +34,10 @@ class CheckChange(Struct, frozen=True):
         return self.row.estimate.process_bytes - self.before_bytes
 
     def exceeds(self, most: Headroom | None) -> bool:
-        """Return whether the process grew by more than `most`, a size or share of its memory, if not None."""
+        """Return whether `most` is given and the process has grown by more than `most`.
+
+        A share is of the earlier memory of the process.
+        """
         return most is not None and self.change_bytes > most.of(self.before_bytes)
 
 

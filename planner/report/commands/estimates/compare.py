@@ -76,7 +76,7 @@ def _measured(measured: Measured) -> Iterator[tuple[str, float, str]]:
 
 
 def _printed(comparison: Comparison, measured: Measured) -> list[Block]:
-    """Return a paragraph with each estimate's error relative to the peak that the script printed.
+    """Return a paragraph with the errors of the formula, MemTracker and planner against the printed peak.
 
     The printed peak includes the memory of earlier models.
     """

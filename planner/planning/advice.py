@@ -167,7 +167,7 @@ def _rule_out(unchanged: Attempt, limit_bytes: int | None) -> dict[bool, str]:
 
 
 def _outside_updates(events: Iterable[Event], without_state: bool) -> Iterator[Event]:
-    """Yield the events, except those of blocks of optimizer steps that hold no optimizer state.
+    """Yield the events, leaving out blocks of the optimizer's steps except optimizer state.
 
     If `without_state` is true, optimizer state is left out too, in whichever phase it is allocated.
     """

@@ -103,7 +103,7 @@ def _spaced_sizes(top: int, grid: SampleDensity) -> set[int]:
 
 
 def _points(replays: TargetReplays, batch: int, budget: Budget) -> list[CurvePoint]:
-    """Return the point of a GPU's curve at a batch size in a list, or [] if it cannot be captured."""
+    """Return the point of a GPU's curve at a batch size in a list, or [] if the size cannot be captured."""
     replays.outcome(batch, budget.limits)
     if replays.is_refused(batch):
         return []

@@ -133,7 +133,7 @@ def _cause(
 
 
 def _held_elsewhere(message: Message, requested: int) -> tuple[int, str] | None:
-    """Return the bytes held outside of PyTorch, with a sentence, if they would have served, or else None.
+    """Return the bytes held outside of PyTorch and a sentence, if they would have served the request.
 
     Returns None if they would not have been enough with what is free, or if the message lacks the free bytes.
     """

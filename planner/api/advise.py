@@ -28,7 +28,10 @@ from planner.report import Report, Result, report_of
 
 @dataclass(frozen=True, slots=True)
 class AdviceResult(Result):
-    """The smallest sets of changes that make a batch fit. `str` gives the text report."""
+    """The smallest sets of changes to a training recipe that make a batch fit.
+
+    `str` gives the text report.
+    """
 
     advice: Advice
     import_seconds: float

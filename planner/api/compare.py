@@ -30,7 +30,10 @@ from planner.report import Report, Result, report_of
 
 @dataclass(frozen=True, slots=True)
 class CompareResult(Result):
-    """The estimates of all methods, and the measured value if one is stored. `str` gives the text report."""
+    """The estimates of a batch's memory by all methods, and the measured value if one is stored.
+
+    `str` gives the text report.
+    """
 
     comparison: Comparison
 
@@ -43,7 +46,7 @@ class CompareResult(Result):
 def compare(
     model: Model | None = None, batch: int | None = None, **options: Unpack[Options]
 ) -> CompareResult:
-    """Return the estimates of one batch size by every method.
+    """Return the estimates of the memory of one batch size by every method.
 
     The measured value is included if one is stored: a calibration's run on the GPU of the options, else a
     published value. Options are as for `planner.estimate` without `trace`, `save_trace` and `isolate`. If an
@@ -79,7 +82,7 @@ def _as_measured(budget: Budget, measured: Measured | str, options: Options) -> 
 
 
 def _measured(job: Job, batch: int, on_progress: OnProgress) -> Measured | str:
-    """Return the stored measured peak of a job, or the reason why none is stored.
+    """Return the stored measured peak of a job's batch, or the reason why none is stored.
 
     Peaks are stored only for jobs of the catalogue.
     """

@@ -96,7 +96,7 @@ def _of_standard_input() -> Diagnosis:
 
 
 def _is_text(name: str) -> bool:
-    """Return whether the name of a file that does not exist is rather the text of a log."""
+    """Return whether `name` is not a file's name but text: several lines, or an out-of-memory message."""
     return "\n" in name or diagnose_log([name]) is not None
 
 

@@ -54,7 +54,7 @@ class MaxBatchResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class FormulaBatchResult(Result):
-    """The largest batch size by the closed formula. `str` gives the text report."""
+    """The largest batch size that fits a GPU by the closed formula. `str` gives the text report."""
 
     plan: "FormulaPlan"
     import_seconds: float

@@ -56,11 +56,10 @@ def record_snapshot(
     """Read a memory snapshot of torch, and return its histories without names and paths.
 
     The file is a pickle of `torch.cuda.memory._dump_snapshot`. The histories are written to `out` if given.
-    The histories are written without names and paths. Nothing in the pickle is executed. `gpu`, `torch` and
-    `kind` are the GPU, the version of torch and the kind of job, which a snapshot does not name. A snapshot
-    of several devices is written to one file per device, NAME-gpuN.json.gz. Raises DataFileError for a file
-    that is no snapshot, UnsavedError with the result if a history cannot be written, and UsageError if the
-    name of `out` does not end with .json.gz.
+    Nothing in the pickle is executed. `gpu`, `torch` and `kind` are the GPU, the version of torch and the
+    kind of job, which a snapshot does not name. A snapshot of several devices is written to one file per
+    device, NAME-gpuN.json.gz. Raises DataFileError for a file that is no snapshot, UnsavedError with the
+    result if a history cannot be written, and UsageError if the name of `out` does not end with .json.gz.
     """
     source = Path(file)
     target = None if out is None else Path(out)

@@ -26,7 +26,7 @@ MAX_COPY_BYTES = 2**40
 
 @dataclass(frozen=True, slots=True)
 class RunResult(Result):
-    """The records of a command's processes on emulated GPUs. `str` gives the text report."""
+    """The recorded memory of a command's processes on emulated GPUs. `str` gives the text report."""
 
     run: EmulatedRun
     explained: ExplainedRun | None = None  # None if no explanation was requested
@@ -100,7 +100,7 @@ def run(
     on_progress: OnProgress = ignore_progress,
     progress_seconds: float = 10.0,
 ) -> RunResult:
-    """Run an unmodified command on emulated GPUs, and return the records of its processes.
+    """Run an unmodified command on emulated GPUs, and return the recorded memory of its processes.
 
     `gpus` is the number of GPUs that the command sees, `stop_after` a number of optimizer steps, `explain`
     whether the peak is explained, `stdout` the destination of the command's standard output, and

@@ -17,7 +17,10 @@ from planner.report import Report, Result, report_of
 
 @dataclass(frozen=True, slots=True)
 class ServeResult(Result):
-    """The blocks, tokens and sequences that a model server holds. `str` gives the text report."""
+    """The numbers of cache blocks, tokens and sequences that a model server holds on a GPU.
+
+    `str` gives the text report.
+    """
 
     plan: ServingPlan
     seconds: float
@@ -36,7 +39,7 @@ class ServeResult(Result):
 def serve(
     model: str | None = None, *, draft: str | None = None, settings: Any = None, **options: Unpack[Options]
 ) -> ServeResult:
-    """Return how many blocks, tokens and sequences a model server holds.
+    """Return how many cache blocks, tokens and sequences a model server holds on a GPU.
 
     The rules are vLLM's. `draft` is the smaller model of speculative decoding, whose weights and cache are
     counted too. `settings` is a mapping with the fields of `planner.planning.ServingSettings`. Raises

@@ -97,7 +97,7 @@ def sweep(
 
 
 def run_task(task: Task) -> TaskResult:
-    """Run a task in this process and return its figures, or why it failed."""
+    """Plan a task's job on the task's GPUs in this process, and return the figures, or why it failed."""
     start = perf_counter()
     try:
         with _ONE_CAPTURE, redirect_stdout(sys.stderr):

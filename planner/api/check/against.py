@@ -70,10 +70,7 @@ def compare(
 
 
 def _change(row: CheckRow, before_bytes: int, folder: Path, ask: Ask, options: Options) -> CheckChange:
-    """Return a row's change from `before_bytes`.
-
-    Changes of modules are added if the change is `SMALLEST_BYTES` or more.
-    """
+    """Return the change of a row's process memory, by module too if it is `SMALLEST_BYTES` or more."""
     if abs(row.estimate.process_bytes - before_bytes) < SMALLEST_BYTES:
         return CheckChange(row, before_bytes, None, ())
     then = ask("modules", row.job, row.device)
@@ -106,7 +103,7 @@ def _open_worker(revision: Revision, options: Options) -> Ask:
 
 
 def main() -> None:
-    """Answer requests for the memory of jobs on standard input until the input ends."""
+    """Read requests for the memory of jobs from standard input until it ends, and answer each."""
 
     def answer(message: dict[str, Any], restart_limit: Callable[[], None]) -> Any:
         folder = message["folder"]

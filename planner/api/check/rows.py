@@ -62,10 +62,7 @@ def _row(
 
 
 def _largest_batch(checked: CheckJob, request: Request, programs: ProgramSet) -> int:
-    """Return the largest batch that fits the GPU and the job's memory budget.
-
-    It fits at the requested confidence.
-    """
+    """Return the largest batch that fits the GPU at the requested confidence, and the memory budget."""
     job, budget, budget_bytes = request.job, request.budget, checked.budget_bytes
     if budget.limits.allocator_limit_bytes is None:
         most = max_useful_batch(job)
@@ -102,7 +99,7 @@ def options_on(checked: CheckJob, device: Device | None, options: Options) -> Op
 
 
 def plan_modules(checked: CheckJob, device: Device | None, options: Options) -> dict[str, int]:
-    """Return the bytes of each module at the allocated peak, without its submodules."""
+    """Return the bytes of each module's blocks at the peak of allocated memory, without its submodules."""
     request = open_request(checked.job, options_on(checked, device, options), checked.batch)
     trace = with_last_batch(request.job, request.batch, request.traces(CaptureMode.WITH_PROVENANCE))
     return own_bytes(explain(trace, unlimited(request.budget.limits)).blocks)

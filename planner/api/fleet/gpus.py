@@ -188,7 +188,7 @@ def gpus(
 
 
 def _likely(fits: Sequence[DeviceFit]) -> tuple[DeviceFit, ...]:
-    """Return the rows whose batch likely fits, or is not known to fit."""
+    """Return the rows with the answer LIKELY or NOT_KNOWN, whose batch may not fit."""
     return tuple(fit for fit in fits if fit.answer in (Answer.LIKELY, Answer.NOT_KNOWN))
 
 

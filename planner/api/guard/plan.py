@@ -72,7 +72,7 @@ class GuardRequest(Struct, frozen=True):
 
 
 class GuardPlan(Struct, frozen=True):
-    """The plan of a guarded training run."""
+    """The planned memory of a guarded training run, and the verdict whether it fits."""
 
     job: Job  # includes a digest of the model's structure, which distinguishes models of one name
     estimate: Estimate
@@ -86,12 +86,12 @@ class GuardPlan(Struct, frozen=True):
 
     @property
     def batch(self) -> int:
-        """Return the batch size of the sample."""
+        """Return the number of samples in the batch that the guard was given."""
         return self.estimate.run.batch
 
     @property
     def is_uncertain(self) -> bool:
-        """Return whether the run may be out of memory, or may need retries of the allocator."""
+        """Return whether the run may run out of memory, or may need retries of the allocator."""
         chance = self.estimate.p_out_of_memory
         is_risky = chance is not None and chance > 1 - self.estimate.budget.confidence
         return is_risky or self.estimate.outcome is not Outcome.FITS

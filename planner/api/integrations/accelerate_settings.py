@@ -1,4 +1,4 @@
-"""The effects of accelerate's settings on a plan.
+"""Tables of accelerate's settings: which are planned, refused, named in a note, or harmless.
 
 The settings are all parameters of `Accelerator`, its environment and its handlers.
 """

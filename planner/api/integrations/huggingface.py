@@ -396,7 +396,7 @@ def _accumulating(loop: LiveLoop, steps: int) -> LiveLoop:
 
 
 def _accumulating_few(loop: LiveLoop, steps: int) -> LiveLoop:
-    """Return the loop with inputs for `steps` micro-batches on the GPU, of which at most two are traced.
+    """Return the loop with at most two micro-batches per step to trace, but the inputs of `steps` on the GPU.
 
     Further micro-batches request the same memory as the second.
     """

@@ -97,7 +97,7 @@ def _as_training(reason: str) -> str:
 
 
 def _validation(trainer: Any, module: Any, batch_name: str) -> tuple[LiveEvaluation | None, tuple[str, ...]]:
-    """Return the validation step to plan, or None if the user's data raises an error, and a note.
+    """Return the validation step to plan and a note; the step is None if the user's data raises an error.
 
     The step is on the loader with the largest batches.
     """
@@ -152,10 +152,7 @@ def _follows(source: Any, module: Any, name: str, size: int, index: int) -> bool
 
 
 def _batch(trainer: Any, module: Any) -> Any:
-    """Return the first batch of the training data.
-
-    The hook `on_before_batch_transfer` has run on the batch.
-    """
+    """Return the first batch of the training data, after the hook `on_before_batch_transfer`."""
     return _first_batch(trainer, module, trainer.fit_loop._data_source.dataloader())
 
 
@@ -261,7 +258,7 @@ def notes_of_trainer(trainer: Any) -> tuple[str, ...]:
 
 
 def _notes_of_callback(callback: Any) -> tuple[str, ...]:
-    """Return the note of the table `CALLBACKS` on a callback, or () if it has none.
+    """Return the note of the table `CALLBACKS` on a callback, as a tuple, or () if the table has none.
 
     It is the note of the callback's nearest class in the table. Raises UsageError if the callback is refused.
     """

@@ -1,4 +1,4 @@
-"""The effects of the settings of Lightning's `Trainer` on a plan.
+"""Tables of the settings of Lightning's `Trainer`: which are planned, refused, named in a note, or harmless.
 
 The settings are all parameters, callbacks, strategies and plugins.
 """

@@ -1,4 +1,4 @@
-"""The effects of all fields of `transformers.TrainingArguments` on a plan."""
+"""A table of all fields of `TrainingArguments`: which are planned, refused, named in a note, or harmless."""
 
 from typing import Any
 

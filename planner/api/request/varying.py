@@ -99,7 +99,7 @@ def estimate_of_varying(request: Request) -> VaryingResult:
 
 
 def open_sized_programs(request: Request, budget: Budget | None = None) -> SizedPrograms:
-    """Return the programs of a request at all sizes.
+    """Return an object that makes a request's traces at any sample size.
 
     They are for the GPU of `budget` or, if None, of the request. Raises UsageError for options that require
     samples of one size.

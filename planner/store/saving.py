@@ -112,7 +112,7 @@ def group_by_structure(programs: Iterable[tuple[Program, Target]]) -> list[Progr
 
 
 def _fitted(trace_at: Callable[[int], Trace], batch: int, target: Target) -> Program:
-    """Return a program fitted to two traces of the job, or a constant program if it misses a third trace.
+    """Return a program fitted to two traces of the job, or a constant program if it misfits a third trace.
 
     The constant program is for `batch`. It is also returned if the two traces cannot be fitted.
     """

@@ -71,7 +71,7 @@ class Budget(Struct, frozen=True):
 
     @property
     def bound_bytes(self) -> int | None:
-        """Return the bound on reserved memory: the cap, else the bound of the configuration, else None."""
+        """Return the bound on reserved memory: the cap, else the configuration's fraction, else None."""
         fraction_bytes = self.limits.config.memory_limit_bytes(self.device.usable.value)
         return fraction_bytes if self.cap_bytes is None else self.cap_bytes
 

@@ -103,7 +103,7 @@ def _day(text: str) -> date | None:
 
 
 def _rows(path: Path, text: str, column: str) -> Iterator[tuple[str, Offer | None]]:
-    """Yield the accelerator and the offer, or None without a price, of each row with whole GPUs."""
+    """Yield the accelerator and the offer of each row with whole GPUs; the offer is None without a price."""
     lines = ("" if line.startswith("#") else line for line in text.splitlines())
     reader = csv.reader(lines, strict=True)
     names: list[str] = []

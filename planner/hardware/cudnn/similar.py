@@ -56,7 +56,7 @@ class Similar(NamedTuple):
 
 
 def family_of(key: str) -> str:
-    """Return the features of a family as a text: direction, kernel, stride, dilation and grouping."""
+    """Return the family of a key's convolution as text: direction, kernel, stride, dilation and grouping."""
     letter, x, w, _, stride, dilation = key.split(" ")
     channels, kernel = x.partition("x")[0], w.split("x", 2)
     groups = "dense" if kernel[1] == channels else "depthwise" if kernel[1] == "1" else "grouped"

@@ -47,7 +47,7 @@ class Borrowed(NamedTuple):
 
     @property
     def distance(self) -> float:
-        """Return the size difference to the farthest lender, in doublings summed over all dimensions."""
+        """Return the largest size difference from a similar convolution, in doublings over all dimensions."""
         return max(similar.distance for _, similar in self.lenders)
 
     def at(self, batch: int) -> int:

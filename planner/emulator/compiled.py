@@ -22,7 +22,7 @@ def compiled_dir() -> Path:
 
 
 def open_cudnn_with_cublaslt(where: str, cache_folder: Path | None = None) -> Cudnn:
-    """Open cuDNN, with a stand-in of cuBLASLt if the stand-in can be compiled."""
+    """Return a client of cuDNN, with a stand-in of cuBLASLt if the stand-in can be compiled."""
     return open_cudnn(where, cublaslt_for, describe_gpu(generic_device(SOME_MIB)), cache_folder)
 
 

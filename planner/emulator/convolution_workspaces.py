@@ -53,7 +53,7 @@ def _is_published(job: Job) -> bool:
 
 @cache
 def _installed(cache_folder: Path | None) -> Cudnn | None:
-    """Return the installed cuDNN if it answers with all its engines, else None."""
+    """Return a client of the installed cuDNN if it answers with all its engines, else None."""
     try:
         library = open_cudnn_with_cublaslt(INSTALLED, cache_folder)
     except UsageError:

@@ -71,11 +71,10 @@ def _architectures(torch: Any) -> list[str]:
 
 
 class OwnPeaks:
-    """The peaks of torch's allocator since the last step.
+    """The peaks of torch's allocator since the last step, apart from the peaks that the script reads.
 
-    They are kept apart from the peaks that the script reads. Torch keeps one peak, which
-    `reset_peak_memory_stats` resets. Recorder and script each read a separate peak, since a reset by either
-    first stores the current peak for the other.
+    Torch keeps one peak, which `reset_peak_memory_stats` resets. Recorder and script each read a separate
+    peak, since a reset by either first stores the current peak for the other.
     """
 
     def __init__(self, torch: Any) -> None:

@@ -152,7 +152,9 @@ class ModuleNames:
         self._has_model = False
 
     def add(self, root: Any) -> bool:
-        """Register the names of an outermost module and its submodules; return False if it has a name."""
+        """Register the names of an outermost module and its submodules, or return False if it already has
+        one.
+        """
         if self._known(root) is not None:
             return False
         has_parameters = next(root.parameters(), None) is not None

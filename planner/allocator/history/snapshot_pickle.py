@@ -36,7 +36,7 @@ _base: Any = pickle  # its unpickler in Python has `stack`, `memo` and `dispatch
 
 
 class EventRows:
-    """The last `MOST_EVENTS` events of a device as rows, with the count of all events.
+    """The last `MOST_EVENTS` events of a device as rows (`HistoryEvent`), with the count of all events.
 
     `sites` maps each site to its index. The streams of rows are handles, not numbers.
     """

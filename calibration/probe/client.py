@@ -23,7 +23,10 @@ T = TypeVar("T")
 
 
 class DetectedGpu(Struct, frozen=True):
-    """The GPU of this machine, with versions and settings. They are read in a fresh process."""
+    """This machine's GPU by name, with software versions, memory sizes and TF32 settings.
+
+    They are read in a fresh process.
+    """
 
     name: str  # as torch names it
     versions: Versions

@@ -67,7 +67,7 @@ def own_bytes(pynvml: Any, handle: Any) -> int | None:
 
 
 def detect_gpu(gauge: Gauge | None, index: int = 0) -> DetectedGpu:
-    """Return the name of torch's GPU `index`, with versions and settings.
+    """Return torch's GPU `index` by name, with software versions, memory sizes and TF32 settings.
 
     They are the versions and settings of this process.
     """

@@ -31,7 +31,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 class Readings(Struct, frozen=True):
-    """The memory readings of a training loop."""
+    """The memory peaks of a training loop, its steps and retries, and the shapes of its batches."""
 
     steps: int  # of the optimizer
     peak_allocated_bytes: int
@@ -165,7 +165,7 @@ def cap_of_process(meter: TrainingMeter) -> int | None:
 
 
 def settings_of(meter: TrainingMeter, alloc_conf: str, cap_bytes: int | None) -> Settings:
-    """Return this process's settings, with an allocator configuration and a cap."""
+    """Return this process's TF32 settings, with an allocator configuration and a cap."""
     return replace(meter.gpu.settings, alloc_conf=alloc_conf, allocator_cap_bytes=cap_bytes)
 
 

@@ -107,7 +107,7 @@ def replay_trace(
     on_event: OnEvent | None = None,
     segment_events: list[SegmentEvent] | None = None,
 ) -> Replay:
-    """Replay a trace in a new simulated process.
+    """Replay a trace in a new simulated process, and return its outcome, peaks and retries.
 
     The replay ends at the first request that fails. Changes of the reserved memory are appended to
     `segment_events`. Raises UsageError if the configuration limits the memory to a fraction of a total that
@@ -188,7 +188,10 @@ class ReplayedProcess:
         return self.failure is None
 
     def result(self, batch: int) -> Replay:
-        """Return the result of all traces replayed so far. `batch` is the batch size to state in it."""
+        """Return the outcome, peaks and retries of all traces replayed so far.
+
+        `batch` is the batch size to state in it.
+        """
         allocator, failure = self.allocator, self.failure
         phases = (*self._phases, *self._peaks_until(self._played)) or (self._phase_peak(),)
         if failure:
@@ -236,7 +239,7 @@ class ReplayedProcess:
 
 
 def replay_with_breakdown(trace: Trace, limits: MemoryLimits) -> tuple[Replay, Mapping[Category, int]]:
-    """Replay a trace, and return the result with the bytes of each category at the allocated peak.
+    """Replay a trace, and return its `Replay` and the bytes of each category at the allocated peak.
 
     Blocks count with their full sizes, as in torch's `memory_allocated`; unused categories are 0. Raises the
     errors of `replay_trace`.

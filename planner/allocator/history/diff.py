@@ -89,7 +89,7 @@ class SidePeak(Struct, frozen=True):
 
 
 class Difference(Struct, frozen=True):
-    """All differences between a trace and a recording."""
+    """The unmatched blocks, lifetime differences, totals and peaks of a trace and a recording."""
 
     about: str
     traced_allocations: int
@@ -163,7 +163,7 @@ def _peak(side: Trace | Recording, config: AllocatorConfig) -> tuple[Replay, int
 def _prefer_equal_lifetimes(
     traced: Sequence[Allocation], recorded: Sequence[Allocation], pairs: Sequence[Pair]
 ) -> list[Pair]:
-    """Replace a block of a pair by a neighbour whose lifetime equals the lifetime of the pair's other block.
+    """Replace a block of a pair by a neighbour of equal size with the lifetime of the pair's other block.
 
     A pair stays if the lifetimes of its own blocks are equal. The neighbour is unmatched and of equal size. A
     kernel's workspace may be as large as its result; the two are freed at different times.

@@ -49,7 +49,10 @@ class AdviceResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class VaryingAdviceResult(Result):
-    """The effect of each change to a recipe if samples have varying sizes. `str` gives the text report."""
+    """The largest batch, or whether a batch fits, after each change to a recipe, for varying sample sizes.
+
+    `str` gives the text report.
+    """
 
     advice: VaryingAdvice
     import_seconds: float

@@ -45,7 +45,9 @@ def compare(
     max_increase: Headroom | None,
     options: Options,
 ) -> Comparison:
-    """Return the change of each row's process memory since a git revision. Raises UsageError.
+    """Return how the process memory of each row (a job on a GPU) changed since a git revision.
+
+    Raises UsageError.
 
     A job that cannot be planned with the revision's code is listed with its error.
     """

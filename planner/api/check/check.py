@@ -57,7 +57,7 @@ class CheckResult(Result):
         return row.judgement.verdict.is_no(self.fail_on)
 
     def annotations(self, workspace: Path | None = None) -> list[str]:
-        """Return GitHub workflow commands for a check's findings.
+        """Return a check's findings as GitHub workflow commands, one line each.
 
         Findings are failures, memory increases, and verdicts other than FITS. Paths are relative to the
         workspace, by default to the folder above the configuration that has .git.
@@ -65,7 +65,7 @@ class CheckResult(Result):
         return list(annotations(self._findings(workspace)))
 
     def summary(self) -> str:
-        """Return the summary for a GitHub job, in Markdown."""
+        """Return a summary of verdicts, failures and memory changes, in Markdown, for a GitHub job."""
         return summary(self.rows, self.failures, self.comparison)
 
     def to_sarif(self, workspace: Path | None = None) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from planner.program import ProgramSet
 
 
 def plan_rows(checked: CheckJob, options: Options, searches: Callable[[Verdict], bool]) -> Iterator[CheckRow]:
-    """Yield the verdict on a job for each of its GPUs.
+    """Yield a row for each of a job's GPUs: the estimate, the verdict and, if searched, the largest batch.
 
     The largest batch is searched if `searches(verdict)` is true. Raises UsageError for an invalid job, with
     the job's place in the configuration.

@@ -91,10 +91,7 @@ def quotes_of(prices: PriceList | None, rates: Mapping[str, float]) -> dict[str,
 
 
 def price_key(quotes: Mapping[str, Quote], name: str, by_cost: bool) -> float:
-    """Return the sort key of the GPU `name` for an order by price.
-
-    It is the price or, with `by_cost`, the cost per million samples; infinity if unknown.
-    """
+    """Return a GPU's price or, with `by_cost`, its cost per million samples; infinity if unknown."""
     quote = quotes.get(name)
     value = None if quote is None else quote.per_million_samples if by_cost else quote.price
     return inf if value is None else value

@@ -1,7 +1,4 @@
-"""The result of a guarded training run.
-
-It has the measured and planned peaks, and the stored observation.
-"""
+"""The measured and planned peaks of a guarded training run, and the stored observation."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -50,7 +47,7 @@ def result_of(
     folder: Path | None,
     error: BaseException | None,
 ) -> GuardResult:
-    """Stop the meter, store an observation if possible, and return the result of the run.
+    """Stop the meter, store an observation if possible, and return the measured and planned peaks.
 
     Nothing is stored if `folder` is None.
     """

@@ -21,10 +21,9 @@ from planner.report import Report, Result, report_of
 
 @dataclass(frozen=True, slots=True)
 class VaryingResult(Result):
-    """The plan of a job whose samples have varying sizes.
+    """The largest batch, or the memory of one batch size, for samples of varying sizes.
 
-    `str` gives the text report. The plan has the largest batch if `max_batch` made it, and the memory of one
-    batch size if `estimate` made it.
+    `str` gives the text report. `max_batch` returns the former, `estimate` the latter.
     """
 
     plan: VaryingPlan

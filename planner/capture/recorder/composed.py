@@ -46,7 +46,7 @@ def _trilinear(
     x: Tensor, y: Tensor, z: Tensor, expand_x: list[int], expand_y: list[int], expand_z: list[int],
     summed: list[int], unrolled: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Return products of three tensors summed over `summed`, one product for each slice of `unrolled`.
+    """Return the product of three tensors summed over dimensions `summed`, slice by slice of `unrolled`.
 
     Source: Linear.cpp.
     """

@@ -30,7 +30,7 @@ class OutputKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """An operator with the facts that the recorder needs."""
+    """An operator with its kind of outputs, its workspace rule and other facts for the recorder."""
 
     func: Any
     name: str
@@ -53,7 +53,7 @@ class Operator:
 
 
 def inspect_operator(func: Any, version: TorchVersion) -> Operator:
-    """Return the facts that the recorder needs about an operator in a version of torch."""
+    """Return an operator's kind of outputs, workspace rule and other facts, in a version of torch."""
     on_cpu = cpu_outputs(func, version)
     rule, uses_blas = rule_of(func), func in BLAS_OPS
     outputs, parts = _outputs_of(func), COMPOSED.get(func)

@@ -206,10 +206,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._log.set_module(storage.block, module)
 
     def record_resize(self, tensor: Tensor) -> None:
-        """Record that a tensor's storage was resized: if its size changed, a free and a new block.
-
-        The old block is freed, a new block allocated.
-        """
+        """Record a resize of a tensor's storage: if its size changed, a free of its block and a new block."""
         storage = tensor.untyped_storage()
         ref = self._storages.get(storage._cdata)
         if ref is None:

@@ -53,7 +53,7 @@ def forward(args: Args, out: Any, target: Target) -> Ops:
 
 
 def backward(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of the backward pass: a copy of the gradient, the outputs, delta and accumulators.
+    """Return the ops of the backward pass: a copy of the gradient, outputs, row sums and accumulators.
 
     Delta is the row sums of grad * out. If the kernel does not compute delta, the product, its row sums and
     their contiguous transpose, which is delta, are alive together: temporaries of a C++ expression die at its

@@ -294,7 +294,7 @@ def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def _masked_select(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of `masked_select`, which indexes by the mask.
+    """Return the ops of `masked_select`: a search for the mask's true elements, then the output.
 
     `masked_scatter_backward` is taken to have the same ops. All selected elements are assumed to have been
     scattered; torch pads the others (masked_scatter_backward, ATen/native/TensorAdvancedIndexing.cpp).

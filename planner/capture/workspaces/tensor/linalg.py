@@ -223,7 +223,7 @@ def _solve_cholesky(matrices: Tensor) -> Ops:
 
 
 def _inverse_of_cholesky(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of `cholesky_inverse`, which solves for the identity."""
+    """Return the ops of `cholesky_inverse`: the output, a copy, and a solve for the identity."""
     return (Outputs(), Hold(tensor_bytes(args[0])), *_solve_cholesky(args[0]))
 
 
@@ -232,7 +232,7 @@ def _cholesky_solution(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 def _eigenvectors(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops:
-    """Return the ops of `_linalg_eigh`, which works in a copy if no eigenvectors are asked for."""
+    """Return the ops of `_linalg_eigh`: outputs, a copy if no eigenvectors are needed, and statuses."""
     matrices = args[0]
     batch = _batch(matrices)
     has_vectors = argument(args, 2, True)
@@ -243,7 +243,7 @@ def _eigenvectors(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops:
 
 
 def _singular_values(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops:
-    """Return the ops of `_linalg_svd`, which works in a copy.
+    """Return the ops of `_linalg_svd`: outputs, statuses, a copy, and memory for unneeded vectors.
 
     Without vectors, cuSOLVER still gets memory for vectors: of all matrices of a batch if the matrices are
     small, otherwise of one matrix.

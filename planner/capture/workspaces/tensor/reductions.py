@@ -53,9 +53,8 @@ class _Dim(NamedTuple):
 def reduction(x: Tensor | Dense, dims: Sequence[int] | None, partial_bytes: int, target: Target) -> Ops:
     """Return the ops that hold a reduction's buffer and semaphores, or () if no output is split over blocks.
 
-    They hold a buffer and semaphores. `dims` are the reduced dimensions. An empty `dims` or None means all
-    dimensions. `partial_bytes` is the size of one partial result: 4 for a sum of floats, 16 for mean and
-    variance.
+    `dims` are the reduced dimensions. An empty `dims` or None means all dimensions. `partial_bytes` is the
+    size of one partial result: 4 for a sum of floats, 16 for mean and variance.
     """
     rank = x.dim()
     gone = {dim % rank for dim in dims} if dims and rank else set(range(rank))
@@ -262,7 +261,7 @@ def _gradient_of_own_distances(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 def _sum_of_pairs(shape: tuple[int, int, int, int], x: Tensor, target: Target) -> Ops:
-    """Return the ops that hold gradients for pairs of rows of `x`, and those of the sum over dimension 1."""
+    """Return the ops that hold gradients for pairs of rows of `x`, then of their sum over dimension 1."""
     sums = reduction(Dense(shape), [1], _partial_bytes(x), target)
     return (Hold(prod(shape) * x.element_size()), *sums)
 

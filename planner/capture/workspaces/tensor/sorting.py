@@ -47,7 +47,7 @@ def radix_sort_bytes(many: int, key_bytes: int, value_bytes: int, target: Target
 
 
 def _storage_bytes(*parts: int) -> int:
-    """Return the bytes of CUB's temporary storage of these parts, each of which is aligned."""
+    """Return the bytes of CUB's temporary storage for parts of these sizes, each of which is aligned."""
     return sum(ceil_div(part, _ALIGNED) * _ALIGNED for part in parts) + _ALIGNED - 1
 
 
@@ -160,7 +160,7 @@ def _scan_tile(capability: tuple[int, int]) -> int:
 
 
 def _median(args: Args, out: Any, target: Target) -> Ops:
-    """Return the ops of `median` over a whole tensor, which sorts all elements."""
+    """Return the ops of `median` over a whole tensor: sorted values and indices, a sort, and the output."""
     flat = args[0].reshape(-1)
     return (Hold(tensor_bytes(flat)), Hold(8 * flat.numel()), *sort_ops(flat, 0, target), Outputs())
 

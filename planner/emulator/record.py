@@ -1,4 +1,4 @@
-"""Records of a command that ran on emulated GPUs.
+"""Records of a command's processes on emulated GPUs: memory peaks, steps and how they ended.
 
 There is one record for each process and GPU.
 """
@@ -104,7 +104,7 @@ class SharedGpu(Struct, frozen=True):
 
 
 class EmulatedRun(Struct, frozen=True):
-    """The records of a command that ran on emulated GPUs."""
+    """A command's run on emulated GPUs: its exit code, and a record for each process and GPU."""
 
     gpu: str
     gpu_count: int

@@ -152,9 +152,7 @@ class ModuleNames:
         self._has_model = False
 
     def add(self, root: Any) -> bool:
-        """Register the names of an outermost module and its submodules, or return False if it already has
-        one.
-        """
+        """Register the names of an outermost module and its submodules; return False if registered before."""
         if self._known(root) is not None:
             return False
         has_parameters = next(root.parameters(), None) is not None

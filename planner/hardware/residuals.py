@@ -59,7 +59,10 @@ class KindSettings(Struct, frozen=True):
 
 
 class Residuals(Struct, frozen=True):
-    """The residuals of published runs of one kind. The runs have no calibration."""
+    """How far memory needs and peaks of published runs of one kind differ from their replays.
+
+    The runs have no calibration.
+    """
 
     runs: str  # a text that says which runs these are
     peaks: int  # number of processes whose peak is known

@@ -93,7 +93,7 @@ def _public_job(job: Job, read: Callable[[Path], bytes]) -> Job:
 
 
 def _private(job: Job) -> Iterator[str]:
-    """Yield a problem for each field of a job that names a file, a person or a machine."""
+    """Yield a problem for each field of a job that may name a file, a person or a machine."""
     if not _PUBLIC.fullmatch(job.model.origin):
         yield f"job.model: {job.model.origin!r} is no public name and no digest"
     values: dict[str, Any] = job_to_json(job)

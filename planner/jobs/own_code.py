@@ -34,7 +34,7 @@ _STEP_NAMES = (
 
 
 class CodeKind(Enum):
-    """The kinds of a name in a user's file."""
+    """What FILE.py:NAME may name: a model, a training step, or a LightningModule."""
 
     MODEL = auto()  # a model, or a name whose kind is unknown
     STEP = auto()  # a class or function that creates a step, or a LightningModule with manual optimization

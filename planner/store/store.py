@@ -23,9 +23,9 @@ BROKEN = (UsageError, LookupError, TypeError, ValueError, AttributeError)
 
 
 class ProgramStore(Protocol):
-    """A store of programs and of completed jobs.
+    """A store of jobs' programs, and of jobs that their model's library completed, as with inputs.
 
-    A job is completed by its model's library. A completed job can be read without importing the library.
+    A completed job can be read without importing the library.
     """
 
     def get(self, job: Job, target: Target, batch: int | None = None) -> Sequence[Program]:
@@ -51,7 +51,7 @@ class ProgramStore(Protocol):
 
 
 def complete_cached(job: Job, stores: Sequence[ProgramStore], complete: Callable[[Job], Job]) -> Job:
-    """Return the completed form of a job, from a store if possible, else from `complete`.
+    """Return a job completed by its model's library, from a store if possible, else from `complete`.
 
     A job that `complete` returns is stored. A stored job gets the options of `job` that do not change the
     trace.

@@ -65,10 +65,7 @@ class Verification(Struct, frozen=True):
 
 
 class LimitCheck(Struct, frozen=True):
-    """The runs of a plan's largest batch and of larger batches.
-
-    They end at the first run that is out of memory, if there is one.
-    """
+    """The runs of a plan's largest batch and of larger batches, up to the first that is out of memory."""
 
     plan: Plan
     runs: tuple[Verification, ...]  # by ascending batch size

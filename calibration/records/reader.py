@@ -61,7 +61,7 @@ class MeasuredRecords(Struct, frozen=True):
 
 
 class _Machine(Struct, frozen=True):
-    """The contents of versions.json. They are the GPU, the versions of libraries, and settings."""
+    """The GPU, the versions of libraries, and the settings of the measuring machine, from versions.json."""
 
     gpu: Text
     torch: Text
@@ -126,7 +126,7 @@ class _History(Struct, frozen=True):
 
 
 class _Record(Struct, Generic[R], frozen=True):
-    """One line of a file of records. `arg` is the batch size or, in limits.jsonl, the cap in GiB."""
+    """One line of a file of records: a job, its batch size or (limits.jsonl) cap in GiB, and the result."""
 
     job: RecordedJob
     arg: Positive

@@ -116,7 +116,7 @@ class Block:
 
 
 class BlockPool:
-    """The cached and unmapped blocks of one stream and one size class.
+    """The cached and unmapped blocks of one stream and one size class, with the class's page and split sizes.
 
     The page and split sizes depend on the size class.
     """

@@ -31,7 +31,7 @@ _GRANTS = ("segment_alloc", "segment_map")
 
 
 class HistoryCheck(Struct, frozen=True):
-    """The result of a replay: the first difference from the record, and counts of the events before it."""
+    """How a replay compares with its record: the first difference, and counts of the events before it."""
 
     difference: str | None  # the first difference, in words; None if all events are equal
     allocations: int  # number of allocations at equal addresses

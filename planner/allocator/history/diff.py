@@ -78,10 +78,7 @@ class OpTotal(Struct, frozen=True):
 
 
 class SidePeak(Struct, frozen=True):
-    """The peaks of the trace or of the recording.
-
-    `alone_bytes` is the size of the side's unmatched blocks at the allocated peak.
-    """
+    """The peaks of a trace or a recording: allocated, reserved, and unmatched bytes at the allocated peak."""
 
     allocated_bytes: int
     reserved_bytes: int

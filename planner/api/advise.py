@@ -49,7 +49,7 @@ class AdviceResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class VaryingAdviceResult(Result):
-    """The largest batch, or whether a batch fits, after each change to a recipe, for varying sample sizes.
+    """For samples of varying sizes: the largest batch, or whether a batch fits, with each change to a recipe.
 
     `str` gives the text report.
     """

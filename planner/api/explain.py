@@ -219,7 +219,7 @@ def batch_curve(
     devices: Sequence[Device] | None = None,
     **options: Unpack[Options],
 ) -> BatchCurve | None:
-    """Return the curves of memory against batch size on several GPUs, or None if there are none.
+    """Return curves of a model's memory against batch size on several GPUs, or None if none can be made.
 
     The GPUs are `devices`, by default all known GPUs. The GPU of the options is selected; without it, an
     unlimited GPU comes first and is selected. A compiled job, whose code differs between kinds of GPU, has

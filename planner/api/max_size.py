@@ -85,10 +85,7 @@ def max_size(
 
 
 def _patches(job: Job) -> tuple[tuple[Size, ...], Callable[[Size], Job]]:
-    """Return nnU-Net's patch sizes, and a function that returns the job for a patch size.
-
-    nnU-Net's planner determines the patch sizes.
-    """
+    """Return patch sizes from nnU-Net's planner, and a function that returns the job for a patch size."""
     from planner.capture import planned_patches
 
     kept = tuple(pair for pair in job.model.args if pair[0] not in ("patch_size", "replan"))

@@ -65,7 +65,7 @@ class RunResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class CommandResult(Result):
-    """The largest batch size of a command on emulated GPUs. `str` gives the text report."""
+    """The largest batch size with which a command fits on emulated GPUs. `str` gives the text report."""
 
     plan: CommandPlan
 

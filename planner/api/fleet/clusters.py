@@ -55,7 +55,7 @@ class ClusterResult(Result):
         return any(row.plans for row in (self.table.rows if advice is None else (advice.plans,)))
 
     def to_scheduler(self, scheduler: str) -> str:
-        """Return the resource request for a scheduler: slurm, k8s, skypilot or ray.
+        """Return a request for GPUs that run the batch, for a scheduler: slurm, k8s, skypilot or ray.
 
         Raises UsageError for another name.
         """

@@ -84,7 +84,7 @@ class GpusResult(Result):
         return gpus_to_csv(self.table)
 
     def to_scheduler(self, scheduler: str) -> str:
-        """Return the resource request for a scheduler: slurm, k8s, skypilot or ray.
+        """Return a request for any of the GPUs that run the job, for slurm, k8s, skypilot or ray.
 
         Raises UsageError for another name.
         """

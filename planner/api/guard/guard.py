@@ -31,7 +31,10 @@ OnMisfit = Literal["raise", "warn"]
 
 
 class GuardOptions(TypedDict, total=False):
-    """The options of a guard, as in `planner.estimate`. None counts as not given."""
+    """The options with which a guard plans its loop, named as in `planner.estimate`.
+
+    None counts as not given.
+    """
 
     precision: str | None
     grad_scaler: bool | None
@@ -52,7 +55,7 @@ class GuardOptions(TypedDict, total=False):
 
 
 class Guard:
-    """A guard that measures a training loop, and has the plan of the loop.
+    """A meter of a training loop's GPU memory, together with the plan made before the loop.
 
     `plan` is set from the start, and `result` at the end. Use the guard in a `with` statement, or call
     `start()` and `finish()` around the loop. `plan` is None if no plan could be made, and `result` is None if
@@ -85,9 +88,7 @@ class Guard:
         return self
 
     def finish(self, error: BaseException | None = None) -> GuardResult | None:
-        """Stop measuring, and report and return the result.
-
-        The report has the measured and the planned peaks. Returns None if nothing could be measured.
+        """Stop measuring; report and return the measured and planned peaks, or return None if not measured.
 
         `error` is the exception that ended the loop, if any. A failure of the report is only warned of.
         """

@@ -222,11 +222,7 @@ def _loop(
 
 
 def _options(request: GuardRequest, live: LiveJob, device: Device, meter: "TrainingMeter") -> Options:
-    """Return the options with which the run is planned.
-
-    They are settings read from the objects and the process, and the user's options. The user's options
-    override the settings.
-    """
+    """Return the settings of a run's objects and process as options, overridden by the user's options."""
     from calibration.probe.gauge import allocator_settings
     from calibration.probe.training_meter import cap_of_process
 

@@ -19,7 +19,7 @@ NOTES = (
 def deepspeed_fields(
     given: str | Mapping[str, Any], fields: Mapping[str, Any], ranks: int, owner: str
 ) -> dict[str, Any]:
-    """Return a copy of a job's fields with the settings of one rank of DeepSpeed.
+    """Return a copy of a job's fields, updated from DeepSpeed's configuration for training on `ranks` ranks.
 
     `fields` are the job's fields from a framework. `given` is DeepSpeed's configuration or the name of its
     file; `owner` names the setting in errors. `ranks` is the number of processes, which a user's `world_size`

@@ -30,7 +30,7 @@ def fsdp_fields(
     syncs_each: bool = False,
     replicas: int = 1,
 ) -> dict[str, Any]:
-    """Return a copy of a job's fields with the settings of one rank of FSDP2.
+    """Return a copy of a job's fields, updated from accelerate's FSDP2 plugin for training on `ranks` ranks.
 
     `fields` are the job's fields from a framework. `plugin` is accelerate's; `owner` names the setting in
     errors. `ranks` is the number of processes, which a user's `fsdp` overrides. With `syncs_each`, gradients

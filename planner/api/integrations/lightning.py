@@ -36,7 +36,7 @@ class BatchSizePlanner(Callback):  # type: ignore[misc]  # lightning's types are
         sample: Any = None,
         **options: Unpack[Options],
     ) -> None:
-        """Create the callback.
+        """Create a callback that sets the attribute `batch_arg_name` to the planned batch size.
 
         `batch_arg_name` is the attribute to set on the module or the data module. The batch size is rounded
         down to a multiple of `multiple_of`. `sample` is a batch that shows the shapes, by default the first

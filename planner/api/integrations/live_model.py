@@ -67,10 +67,7 @@ def _planned(loop: LiveLoop, options: Options) -> MaxBatchResult:
 
 
 class LiveJob(Struct, frozen=True):
-    """The job of an existing module, with a function that builds a copy of the module.
-
-    It also has notes for reports.
-    """
+    """The job of an existing module, a function that builds a copy of the module, and notes for reports."""
 
     job: Job
     build: Callable[[], Any]
@@ -121,7 +118,7 @@ def plan_job(job: Job, make: Callable[[], Any], notes: tuple[str, ...], options:
 
 
 class BatchChoice(Struct, frozen=True):
-    """A chosen batch size, and the plan behind it."""
+    """A chosen batch size, the planned result from which it was chosen, and a warning."""
 
     result: MaxBatchResult
     batch: int

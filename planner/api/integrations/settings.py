@@ -23,7 +23,7 @@ COMPILED = (
 
 
 class Effect(StrEnum):
-    """The possible effects of a setting on a plan."""
+    """How a plan treats a framework's setting: planned, without effect, stated in a note, or refused."""
 
     PLANNED = "planned"  # a field of the job follows from the setting
     NONE = "without effect"  # without effect on the GPU memory that is planned

@@ -32,10 +32,9 @@ class Silent:
 
 
 class View:
-    """A read-only view of an object's plain attributes.
+    """A read-only view of an object's plain attributes, which raises UsageError for any other attribute.
 
-    Raises UsageError for an attribute whose value is not plain data. An infinite number reads as
-    `_MANY_BATCHES`.
+    An infinite number reads as `_MANY_BATCHES`.
     """
 
     def __init__(self, viewed: Any, name: str) -> None:
@@ -60,7 +59,7 @@ class View:
 
 
 class TrainerView(View):
-    """A view of a trainer's plain state. Its loggers are silent, and its optimizers have no parameters."""
+    """A view of a trainer's plain attributes, with silent loggers, and optimizers without parameters."""
 
     def __init__(self, trainer: Any) -> None:
         super().__init__(trainer, "trainer")

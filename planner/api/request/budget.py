@@ -144,10 +144,7 @@ def stored_calibrations(budget: Budget, options: Options) -> tuple[Calibration, 
 
 
 def calibration_query(budget: Budget, job: Job, options: Options) -> CalibrationQuery:
-    """Return the query for stored calibrations of a job on the budget's GPU.
-
-    The query also has the torch version and the allocator settings.
-    """
+    """Return the query for calibrations of a job on a GPU, with the torch version and allocator settings."""
     torch = None if options.get("trace") is not None else job.environment.torch or installed_version("torch")
     return CalibrationQuery(job, budget.device, torch, options.get("alloc_conf") or "")
 

@@ -22,7 +22,7 @@ from planner.program import Outcome, ProgramSet, Trace
 
 
 class Ranks:
-    """The ranks of a request, planned by the rank that takes the most memory.
+    """The ranks of a request's job, planned by the rank that takes the most memory.
 
     Programs are opened when first needed. If the request names a rank, or its traces are from a file, only
     the request's own rank is planned.

@@ -126,7 +126,7 @@ def open_request(
     command: str = "",
     check_job: Callable[[Job], None] = require_one_size,
 ) -> Request:
-    """Return the request for a model and options.
+    """Convert a caller's model and options to a request: the job, its budget and the source of its traces.
 
     `command` is the name of a command that runs the model itself: it takes neither a trace file nor a
     separate process for the model. `check_job` raises UsageError for unsupported jobs.

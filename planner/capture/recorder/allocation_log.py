@@ -153,7 +153,7 @@ class AllocationLog:
         return tuple(map(_event, self.records))
 
     def sites(self) -> tuple[Site, ...]:
-        """Return the sites of the blocks. They have the order of their numbers in events."""
+        """Return the sites (module and operator) of the blocks, in the order of their numbers in events."""
         return tuple(Site(module, op) for module, op in self._sites)
 
 

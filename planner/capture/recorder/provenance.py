@@ -37,7 +37,7 @@ _NO_LINE = _Line("", "")
 
 @dataclass(slots=True)
 class ProvenanceCollector:
-    """A collector of block provenance for one trace. A recorder calls it."""
+    """A collector of the shape, dtype and source line of each block in one trace. A recorder calls it."""
 
     _lines: dict[int, _Line] = field(default_factory=dict)  # by block
     _tensors: dict[int, tuple[tuple[int, ...], str]] = field(default_factory=dict)

@@ -124,7 +124,7 @@ class DeepRuns:
     def _shallow_runs(
         self, capability: tuple[int, int], at_depth: Callable[[int], RecordedRun]
     ) -> _ShallowRuns:
-        """Run the two shallow models, or the deeper one alone, and return their comparison.
+        """Run two shallow models, or the deeper alone; return the deeper's run and the block that it adds.
 
         Only the deeper model runs if its run differs from the latest run in sizes alone. Raises
         NotRepeatedError, NotAffineError, and the errors of a capture.

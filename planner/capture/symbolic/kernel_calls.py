@@ -35,7 +35,7 @@ class RecordedCall:
 
 @dataclass(frozen=True, slots=True)
 class TensorMeta:
-    """The properties of a tensor that workspace rules use."""
+    """The sizes, strides and dtype of a tensor, and whether it is on the CPU, for workspace rules."""
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]

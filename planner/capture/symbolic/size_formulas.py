@@ -75,7 +75,7 @@ def _term(*factors: tuple[int, int, int]) -> _Term:
 
 
 class Formula(Struct, frozen=True):
-    """A sum of terms with integer factors.
+    """A function of the sizes of samples: a sum of terms with integer factors.
 
     Each term is a product of powers of sizes, which are divided by numbers and rounded up.
     """

@@ -19,7 +19,7 @@ ExplainBlock = Callable[[int], ConvWorkspace]
 
 @dataclass(frozen=True, slots=True)
 class KernelOp:
-    """An operation of a kernel on the allocator."""
+    """One step in a kernel's use of the allocator, such as to hold or to free a block."""
 
     kind: OpKind
     # Bytes, or the number of blocks to free, of blocks above the block to free, or of outputs to skip.

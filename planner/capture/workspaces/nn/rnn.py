@@ -18,7 +18,10 @@ from planner.program import Target, threads_per_sm
 
 
 class Mode(NamedTuple):
-    """A kind of recurrent layer. `name` is the value of `nn.RNNBase.mode`."""
+    """A kind of recurrent layer, with its number of gates and of vectors that training keeps.
+
+    `name` is the value of `nn.RNNBase.mode`.
+    """
 
     name: str
     gates: int

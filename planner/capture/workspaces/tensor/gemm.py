@@ -67,7 +67,7 @@ class CublasWorkspaces:
         return self._bytes
 
     def first_lt_use(self, func: Any, args: Args, phase: Phase, stream: int = 0) -> int:
-        """Return the bytes of the cuBLASLt workspace that a call allocates and keeps, or 0.
+        """Return the bytes of the cuBLASLt workspace that a call allocates and keeps, or 0 if it does not.
 
         Returns 0 if the call's thread and stream have a workspace already, if cuBLASLt does not run the call,
         or if it keeps no workspace in this version of torch. Otherwise thread and stream are recorded.

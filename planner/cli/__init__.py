@@ -101,10 +101,7 @@ def _ensure_std_streams() -> None:
 
 
 def _stand_in(number: int, way: int) -> TextIO:
-    """Open the null device at descriptor `number`, and return a text stream for it.
-
-    `way` is the mode in which the device is opened.
-    """
+    """Open the null device in mode `way` at descriptor `number`, and return a text stream for it."""
     opened = os.open(os.devnull, way)
     if opened != number:
         os.dup2(opened, number)

@@ -198,7 +198,10 @@ def _convert(name: str, annotation: Any, value: Any) -> Any:
 
 
 def _keywords(values: dict[str, Any]) -> dict[str, Any]:
-    """Convert options to keywords of `planner.api`. Raises UsageError for contradicting options."""
+    """Convert the values of command-line options to keyword arguments of `planner.api`.
+
+    Raises UsageError for contradicting options.
+    """
     if "no_cache" in values:
         values |= {"cache": None if values.pop("no_cache") else cache_folder(), "warn": warn}
     if "no_calibration" in values:

@@ -41,10 +41,7 @@ class Holder(NamedTuple):
 
 
 class ScriptLog(Struct, frozen=True):
-    """The phases and modules of a script, and the tensors that hold memory.
-
-    Each entry has a position in the allocator's history.
-    """
+    """A script's phases, modules and tensors in memory, each at a position in the allocator's history."""
 
     marks: tuple[ScriptMark, ...]
     held: tuple[tuple[int, int], ...]  # position, index into `tables`

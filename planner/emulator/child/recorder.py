@@ -176,7 +176,10 @@ class RunRecorder:
     # ---- what torch calls
 
     def watch_memory(self) -> None:
-        """Begin to record the allocator. torch calls this method when CUDA is initialized."""
+        """Begin to record the allocator's peaks, failed requests and, if asked for, history.
+
+        torch calls this method when CUDA is initialized.
+        """
         if os.getpid() == self._pid and self._peaks is None:
             self._peaks = OwnPeaks(self._torch)
             if self._snapshot is not None or self._history is not None:

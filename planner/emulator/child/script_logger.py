@@ -20,7 +20,7 @@ _PARAMETERS, _GRADIENTS, _OPTIMIZER, _INPUTS = "parameters", "gradients", "optim
 
 
 class ScriptLogger:
-    """A record of phases, modules and held tensors. Each entry has a position in the allocator's history."""
+    """A record of phases, modules and held tensors, each at a position in the allocator's history."""
 
     def __init__(self, torch: Any, read_places: ReadPlaces) -> None:
         self._torch, self._read_places = torch, read_places

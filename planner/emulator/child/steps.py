@@ -35,7 +35,7 @@ class Steps:
         return {device for row in self.rows for device in row["peaks"]}
 
     def of(self, device: int) -> list[dict[str, Any]]:
-        """Return the rows in which a GPU has peaks. Each row has only that GPU's peaks."""
+        """Return the rows in which a GPU has peaks, each with only that GPU's peaks."""
         return [{**row, "peaks": row["peaks"][device]} for row in self.rows if device in row["peaks"]]
 
 

@@ -122,9 +122,9 @@ def _lower_confidences(confidence: float) -> tuple[float, ...]:
 
 
 def limits_at(budget: Budget, confidence: float) -> MemoryLimits | None:
-    """Return the memory limits of a replay at a confidence between 0 and 1.
+    """Return the memory limits of a replay at a confidence between 0 and 1, or None if nothing limits it.
 
-    Returns None if no limit bounds the replay, which is possible only at a confidence below 0.5.
+    None is possible only at a confidence below 0.5.
     """
     z = NormalDist().inv_cdf(confidence)
     device, cap_bytes, verdicts = budget.device, budget.cap_bytes, margins_of(budget.likeness).verdicts

@@ -64,7 +64,10 @@ class Vendor(StrEnum):
 
 
 class ProductInfo(Struct, frozen=True):
-    """Facts that help to choose a GPU. The multiprocessors also decide the workspaces of some kernels."""
+    """A GPU's market, multiprocessors, memory type, bandwidth and cloud instances.
+
+    The multiprocessors also decide the workspaces of some kernels.
+    """
 
     line: ProductLine
     multiprocessors: SourcedValue | None = None  # None if no source is known
@@ -75,7 +78,10 @@ class ProductInfo(Struct, frozen=True):
 
 
 class Device(Struct, frozen=True):
-    """A GPU to plan for. It is from the database, from this machine, or given by its memory alone."""
+    """A GPU with the figures that plans need: memory sizes, CUDA context, compute capability and others.
+
+    It is from the database, from this machine, or given by its memory alone.
+    """
 
     name: str
     total: SourcedBytes  # as nvidia-smi shows it

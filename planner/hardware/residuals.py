@@ -50,7 +50,10 @@ class Spread(Struct, frozen=True):
 
 
 class KindSettings(Struct, frozen=True):
-    """The settings among the runs of one kind. A job with a different setting has wider margins."""
+    """The precisions, memory formats and other settings that the published runs of one kind have.
+
+    A job with a different setting has wider margins.
+    """
 
     precisions: tuple[str, ...]
     cudnn_benchmark: tuple[bool, ...]
@@ -76,7 +79,7 @@ class Residuals(Struct, frozen=True):
 
 
 class DoubtSpread(Struct, frozen=True):
-    """The deviations that a doubt adds. They are fractions of a replay's memory need and of its peak."""
+    """The deviations that a doubt adds to a replay's memory need and peak, as fractions of them."""
 
     scale: Annotated[float, Meta(ge=0)]
     peak_scale: Annotated[float, Meta(ge=0)]  # on an empty GPU, where no workspace is refused

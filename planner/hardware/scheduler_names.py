@@ -25,7 +25,7 @@ class _NamesRecord(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MigSlice(NamedTuple):
-    """A MIG slice of a GPU."""
+    """The whole GPU and the profile of a MIG slice."""
 
     gpu: str  # name of the whole GPU in the database
     profile: str  # such as 3g.40gb

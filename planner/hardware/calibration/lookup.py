@@ -143,7 +143,7 @@ def _by_job(here: Sequence[Calibration], query: CalibrationQuery) -> Correction 
 
 
 def _by_fit(level: MatchLevel, calibrations: Iterable[Calibration]) -> Correction | None:
-    """Return a correction from the first calibration with a fitted line, or None."""
+    """Return a correction from the first calibration with a fitted line, or None if none has a line."""
     for one in calibrations:
         if isinstance(one.fit, Fit):
             inside, about = one.includes_context, one.describe()

@@ -36,10 +36,7 @@ class Candidate(NamedTuple):
 
 
 class Similar(NamedTuple):
-    """A stored convolution that is similar to a requested convolution.
-
-    It has the operand sizes of both convolutions.
-    """
+    """A stored convolution that is similar to a requested one, with the operand sizes of both."""
 
     place: int  # index of its key
     own: Operands  # of the stored convolution

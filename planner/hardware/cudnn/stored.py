@@ -31,7 +31,7 @@ FAR = 2  # sum of doublings that convolutions over images of another size than t
 
 
 class Own(NamedTuple):
-    """The stored answer for a convolution at any batch size."""
+    """The stored answer for a convolution: its workspace at any batch size."""
 
     curve: Curve
 

@@ -20,7 +20,10 @@ FsdpType = Literal["bf16", "fp16", "fp32"]
 
 
 class FsdpArguments(Struct, frozen=True, forbid_unknown_fields=True):
-    """The arguments of FSDP2. None means the default of torch, of accelerate or of the planner."""
+    """The arguments of a job's sharding by FSDP2, as `--fsdp-arg` gives them.
+
+    None means the default of torch, of accelerate or of the planner.
+    """
 
     reshard_after_forward: bool | int | None = None
     replicas: Annotated[int, Meta(ge=1)] = 1  # groups of ranks, each of which holds all shards

@@ -42,7 +42,10 @@ class OptionKind(Enum):
 
 
 class JobOption(NamedTuple):
-    """The declaration of one option. `name` is its key everywhere, with dashes on the command line."""
+    """The declaration of one option of a job: its name, type, help text and limits.
+
+    `name` is its key everywhere, with dashes on the command line.
+    """
 
     name: str
     kind: OptionKind

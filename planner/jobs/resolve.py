@@ -276,7 +276,7 @@ def complete_job(job: Job) -> Job:
 
 
 def _example_of(job: Job) -> str:
-    """Return options that may describe one sample of a user's model."""
+    """Return options, as text for a message, that may describe one sample of a user's model."""
     if _returns_its_loss(job):
         return "--input input_ids=512:int64 --input labels=512:int64 --loss output"
     return "--input 3x224x224"

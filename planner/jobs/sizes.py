@@ -298,7 +298,7 @@ def _from_json(text: str) -> Size | None:
 def draw_batches(
     job: Job, sizes: SizeDistribution, batch: int, sequence: int, count: int
 ) -> tuple[BatchShape, ...]:
-    """Draw the first `count` batches of a run.
+    """Draw the shapes of the first `count` batches of a run.
 
     The job's seed and `sequence` determine the run's batches. With `Batching.TOKENS`, `batch` is the largest
     number of tokens in a batch, else the number of samples.

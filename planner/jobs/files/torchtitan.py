@@ -150,7 +150,7 @@ def _check(path: str, settings: Mapping[str, Mapping[str, Any]], given: Collecti
 
 
 class _Reader:
-    """A converter of one file's settings to a job."""
+    """A converter of the settings in a torchtitan file to a job."""
 
     def __init__(
         self, path: str, settings: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any]

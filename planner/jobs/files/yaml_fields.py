@@ -85,7 +85,7 @@ def _value_of(option: JobOption, entry: Entry) -> Any:
 
 
 def parse_entry(entry: Entry, parse: Callable[..., T], *given: Any, **options: Any) -> T:
-    """Return the result of `parse`, and convert its UsageError to a DataFileError about the entry."""
+    """Call `parse` and return its result; turn its UsageError into a DataFileError about the entry."""
     try:
         return parse(*given, **options)
     except UsageError as error:

@@ -74,7 +74,7 @@ class GrowthColumns(Struct, forbid_unknown_fields=True):
 
 
 class EventsObject(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """JSON object with the tensor events of a program."""
+    """JSON object with a program's tensor events, their sites, notes and other facts of its trace."""
 
     batches: Annotated[list[Int], Meta(min_length=1)]
     unknown_ops: list[str]

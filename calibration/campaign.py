@@ -26,7 +26,7 @@ FIRST_STEP_SHARE = 50  # the first step of a search for a limit is the guess div
 
 
 class MeasurementSetup(Struct, frozen=True):
-    """The GPU, folder and probe of a campaign's runs. It also has the time left and the progress output."""
+    """The GPU, folder, probe, time left and progress output of a campaign's runs."""
 
     gpu: DetectedGpu
     folder: Path  # one file for each run
@@ -56,7 +56,7 @@ class FoundLimit(Struct, frozen=True):
 
 
 class CampaignResult(Struct):
-    """The observations, limits and failures of a campaign. They are filled in after each run."""
+    """The observations, limits and failures of a campaign, filled in after each run."""
 
     observations: list[Observation] = []  # in the campaign's order
     limits: list[FoundLimit] = []
@@ -149,10 +149,7 @@ def _seek_limit(series: BatchSeries, cap_bytes: int, setup: MeasurementSetup, re
 
 
 def describe(run: Observation) -> str:
-    """Describe a run and its peaks in one line of text.
-
-    The line has the model, the batch size, the cap, and the peaks or that memory ran out.
-    """
+    """Return one line on a run: model, batch size, cap, and its peaks or that memory ran out."""
     cap = run.settings.allocator_cap_bytes
     under = "" if cap is None else f" under {cap // MIB:,} MiB"
     name = f"{run.job.model.name} batch {run.batch:,}{under}"

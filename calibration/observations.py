@@ -50,10 +50,7 @@ def read_job(document: object) -> Job:
 
 
 def run_path(folder: Path, job: Job, batch: int, settings: Settings, gpu: str, torch: str) -> Path:
-    """Return the path at which a run is stored.
-
-    The name has a hash of job, batch, settings, GPU and torch.
-    """
+    """Return the path of a run's file, whose name has a hash of job, batch, settings, GPU and torch."""
     key = [job_to_json(job), batch, asdict(settings), gpu, torch]
     digest = sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     readable = re.sub(r"[^A-Za-z0-9]+", "-", job.model.name).strip("-")[-40:]

@@ -27,10 +27,9 @@ class Verification(Struct, frozen=True):
 
     @property
     def agrees(self) -> bool:
-        """Return whether the run ended as the estimate predicted.
+        """Return whether the run succeeded or ran out of memory as the estimate predicted.
 
-        It may succeed or run out of memory. At a high confidence a batch that was estimated not to fit may
-        run, which is the price of confidence.
+        At a high confidence a batch that was estimated not to fit may run, which is the price of confidence.
         """
         return self.ran == (self.estimate.outcome is not Outcome.DOES_NOT_FIT)
 
@@ -48,10 +47,9 @@ class Verification(Struct, frozen=True):
 
     @property
     def errors(self) -> Mapping[str, float]:
-        """Return the relative error of each measured peak, by name.
+        """Return the relative error of each measured peak by name, or {} if the run was out of memory.
 
-        The result is {} if the run was out of memory. An error is the estimated peak divided by the measured
-        peak, minus 1.
+        An error is the estimated peak divided by the measured peak, minus 1.
         """
         if not self.ran:
             return {}

@@ -32,17 +32,14 @@ NO_GPU = "no NVIDIA GPU is usable here: {}; measure on a machine with one, then 
 
 
 def main() -> None:
-    """Answer requests until standard input ends, then exit. The exit skips CUDA's tear-down."""
+    """Answer requests until standard input ends, then exit without CUDA's tear-down."""
     serve(lambda message, _: answer(message), FAILURE)
     sys.stderr.flush()
     os._exit(0)  # skips CUDA's tear-down, which takes long
 
 
 def answer(message: dict[str, Any]) -> dict[str, Any]:
-    """Detect the GPU or run a job's steps, as a request asks, and return the result as JSON data.
-
-    The result is a `DetectedGpu` or an `Observation`.
-    """
+    """Answer a request: return the `DetectedGpu`, or the `Observation` of a job's run, as JSON data."""
     if message.pop("ask") == "gpu":
         _prepare("", "", "cuda")
         detected: dict[str, Any] = to_builtins(detect_gpu(open_gauge()))

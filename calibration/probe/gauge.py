@@ -88,8 +88,5 @@ def detect_gpu(gauge: Gauge | None, index: int = 0) -> DetectedGpu:
 
 
 def allocator_settings() -> str:
-    """Return this process's configuration of torch's allocator, or "" if unset.
-
-    It is PYTORCH_ALLOC_CONF, else PYTORCH_CUDA_ALLOC_CONF.
-    """
+    """Return PYTORCH_ALLOC_CONF or else PYTORCH_CUDA_ALLOC_CONF of this process, or "" if unset."""
     return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""

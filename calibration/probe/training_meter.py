@@ -63,10 +63,7 @@ class TrainingMeter:
     _outer: tuple["TrainingMeter", ...] = ()
 
     def start(self, optimizer: Any, module: Any) -> None:
-        """Start measuring: reset torch's peaks and register hooks.
-
-        They are on the optimizer's steps and, if `module` is not None, on the module's calls.
-        """
+        """Reset torch's peaks, and hook the optimizer's steps and, unless None, the calls of `module`."""
         self._outer = _OPEN.get()
         for one in self._outer:  # the reset below loses their peaks
             one.sample()
@@ -82,10 +79,7 @@ class TrainingMeter:
             self._removers.append(handle.remove)
 
     def sample(self) -> None:
-        """Read the memory once, and keep the highest readings.
-
-        They are torch's peaks and the memory of the process.
-        """
+        """Read torch's peaks and the process's memory once, and keep the highest readings."""
         seen = torch.cuda.max_memory_allocated(self.index), torch.cuda.max_memory_reserved(self.index)
         self._peaks = max(self._peaks[0], seen[0]), max(self._peaks[1], seen[1])
         if self._gauge is not None:
@@ -99,7 +93,7 @@ class TrainingMeter:
         _OPEN.set(self._outer)
 
     def stop(self) -> Readings:
-        """Remove the hooks, and return the readings of the whole loop. A last reading is taken."""
+        """Take a last reading, remove the hooks, and return the readings of the whole loop."""
         self.close()
         self.sample()
         retries = torch.cuda.memory_stats(self.index).get("num_alloc_retries", 0)
@@ -135,7 +129,7 @@ _OPEN: ContextVar[tuple[TrainingMeter, ...]] = ContextVar("_OPEN", default=())
 
 
 def open_meter(index: int) -> TrainingMeter:
-    """Return a meter of torch's GPU `index`. This process must already have a CUDA context on the GPU."""
+    """Return a meter of torch's GPU `index`, on which this process must already have a CUDA context."""
     gauge = open_gauge(index)
     own = gauge if gauge is None or not gauge.remark else None
     return TrainingMeter(index, detect_gpu(gauge, index), own)
@@ -154,10 +148,9 @@ def others_bytes(meter: TrainingMeter, context_bytes: int) -> int:
 
 
 def cap_of_process(meter: TrainingMeter) -> int | None:
-    """Return the process's memory limit in bytes, or None if unset.
+    """Return the limit in bytes set by `set_per_process_memory_fraction`, or None if unset.
 
-    It is set by `set_per_process_memory_fraction`. The result is also None if the GPU's total memory is
-    unknown.
+    Returns None too if the GPU's total memory is unknown.
     """
     fraction = torch.cuda.get_per_process_memory_fraction(meter.index)
     total = meter.gpu.versions.torch_total_bytes

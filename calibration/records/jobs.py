@@ -41,7 +41,7 @@ _MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
 
 
 class UnsupportedJobError(Exception):
-    """Error for a valid record whose job the planner cannot express. The text is the reason."""
+    """Error for a valid record whose job the planner cannot express, with the reason as its text."""
 
 
 class RecordedJob(Struct, frozen=True):

@@ -74,10 +74,7 @@ def is_deeper(value: object, depth: int) -> bool:
 
 
 def _lines(text: str) -> dict[_Path, int]:
-    """Return the number of the line that defines each key, by the key's path.
-
-    The line is the first line of the key's statement. Lines are counted from 1.
-    """
+    """Return the line number, from 1, at which each key's statement begins, by the key's path."""
     lines: dict[_Path, int] = {}
     tables: dict[_Path, int] = {}  # number of tables already read of each array of tables
     heading: _Path = ()
@@ -94,10 +91,9 @@ def _lines(text: str) -> dict[_Path, int]:
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the line number and the text of each statement in a TOML text.
+    """Yield the number of the first line, from 1, and the text of each statement in a TOML text.
 
-    The line is the first line of the statement, counted from 1. Raises RecursionError if statements of
-    several lines need too many trial parses.
+    Raises RecursionError if statements of several lines need too many trial parses.
     """
     lines, start, parsed = text.split("\n"), 0, 0
     while start < len(lines):

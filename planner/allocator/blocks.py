@@ -83,10 +83,7 @@ class Block:
         return self.prev is not None or self.next is not None
 
     def split_off(self, size_bytes: int) -> "Block":
-        """Shrink the block to its lower `size_bytes`, and return the rest as a new block.
-
-        The rest is neither cached nor in use.
-        """
+        """Shrink the block to its lower `size_bytes`, and return the rest, neither cached nor in use."""
         rest_bytes = self.size_bytes - size_bytes
         upper = self.next
         rest = Block(
@@ -116,10 +113,7 @@ class Block:
 
 
 class BlockPool:
-    """The cached and unmapped blocks of one stream and one size class, with the class's page and split sizes.
-
-    The page and split sizes depend on the size class.
-    """
+    """The cached and unmapped blocks of one stream and size class, with the class's page and split sizes."""
 
     def __init__(
         self, name: PoolName, page_bytes: int, split_from_bytes: int, split_below_bytes: int, stream: int = 0

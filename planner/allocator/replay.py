@@ -119,10 +119,7 @@ def replay_trace(
 
 
 class ReplayedProcess:
-    """A simulated process that replays traces in sequence.
-
-    Each trace finds the memory that earlier traces left.
-    """
+    """A simulated process that replays traces in sequence, each in the memory that earlier traces left."""
 
     def __init__(
         self,

@@ -176,10 +176,7 @@ class Segments:
         ]
 
     def _hold_pages(self, state: SegmentState, pool: BlockPool) -> Block:
-        """Split the pages of a state from a virtual range, and return them as one block.
-
-        The block is neither cached nor in use.
-        """
+        """Split the pages of a state from a virtual range; return them as one block, not cached or in use."""
         ends = [
             one for one in pool.unmapped if one.next is None and one.address + one.size_bytes > state.address
         ]

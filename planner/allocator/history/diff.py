@@ -160,10 +160,10 @@ def _peak(side: Trace | Recording, config: AllocatorConfig) -> tuple[Replay, int
 def _prefer_equal_lifetimes(
     traced: Sequence[Allocation], recorded: Sequence[Allocation], pairs: Sequence[Pair]
 ) -> list[Pair]:
-    """Replace a block of a pair by a neighbour of equal size with the lifetime of the pair's other block.
+    """Replace a pair's block by an unmatched neighbour of equal size with the other block's lifetime.
 
-    A pair stays if the lifetimes of its own blocks are equal. The neighbour is unmatched and of equal size. A
-    kernel's workspace may be as large as its result; the two are freed at different times.
+    A pair stays if the lifetimes of its own blocks are equal. A kernel's workspace may be as large as its
+    result; the two are freed at different times.
     """
     pairs = list(pairs)
     for side, row in enumerate((traced, recorded)):

@@ -38,7 +38,10 @@ class Recording(Struct, frozen=True):
 
 
 class Allocation(Struct, frozen=True):
-    """An allocation of a trace or a recording. A recorded allocation gets the site of a traced allocation."""
+    """An allocation of a trace or a recording: its sizes, lifetime, step, phase, site and category.
+
+    A recorded allocation gets the site of a traced allocation.
+    """
 
     requested_bytes: int
     size_bytes: int  # rounded

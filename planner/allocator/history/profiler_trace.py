@@ -70,7 +70,7 @@ class _Trace(msgspec.Struct):
 
 
 class _Change(msgspec.Struct):
-    """A memory change in a trace: an allocation, a free or a refused request. A free has a negative size."""
+    """A memory change in a trace: an allocation, a free (of negative size) or a refused request."""
 
     size_bytes: int = field(name="Bytes")
     address: int = field(default=0, name="Addr")

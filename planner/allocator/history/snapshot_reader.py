@@ -161,10 +161,7 @@ def _config(conf: str) -> AllocatorConfig:
 
 
 def _conf(snapshot: dict[str, Any]) -> str:
-    """Return the text of the allocator's options, or "" if it is not stored.
-
-    It may be stored under one of two names.
-    """
+    """Return the text of the allocator's options, under either of two names, or "" if it is not stored."""
     settings = snapshot.get("allocator_settings", {})
     texts = [settings.get(key) for key in _CONF_KEYS] if isinstance(settings, dict) else []
     return next((text for text in texts if isinstance(text, str) and text), "")

@@ -170,10 +170,7 @@ def explain(
 
 
 def _explain_worst(request: Request, display_limits: DisplayLimits) -> VaryingExplainResult:
-    """Return the explanation of the worst batch of the sampled runs.
-
-    It is the batch that fails or, if none fails, the batch that allocates most.
-    """
+    """Return the explanation of the sampled runs' batch that fails or, if none fails, allocates most."""
     opened = perf_counter()
     programs = open_sized_programs(request)
     plan = estimate_varying(request.job, request.budget, programs, request.batch)

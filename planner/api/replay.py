@@ -165,7 +165,7 @@ def _assumptions(
 
 
 class _Tracing:
-    """A cache of captured traces by job and batch size. It also collects capture times and assumptions."""
+    """A cache of traces by job and batch size, which also collects capture times and assumptions."""
 
     def __init__(self, device: Device, cudnn: str | None, on_progress: OnProgress) -> None:
         self.import_seconds = self.trace_seconds = 0.0

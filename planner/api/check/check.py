@@ -45,10 +45,7 @@ class CheckResult(Result):
 
     @property
     def is_yes(self) -> bool:
-        """Return whether the check passes.
-
-        It passes if every job was planned, all verdicts are acceptable, and no process grew too much.
-        """
+        """Return whether all jobs were planned with acceptable verdicts, and no process grew too much."""
         has_grown = self.comparison is not None and not self.comparison.is_yes
         return not (self.failures or has_grown or any(self.is_no(row) for row in self.rows))
 

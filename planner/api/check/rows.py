@@ -81,10 +81,9 @@ def _largest_batch(checked: CheckJob, request: Request, programs: ProgramSet) ->
 
 
 def options_on(checked: CheckJob, device: Device | None, options: Options) -> Options:
-    """Return the options for planning a check's job on one GPU.
+    """Return the caller's options with a job's settings, for planning a check's job on one GPU.
 
-    They are the caller's options and the job's settings. A confidence given by the caller takes precedence
-    over the job's confidence.
+    A confidence given by the caller takes precedence over the job's confidence.
     """
     confidence = options.get("confidence")
     own: Mapping[str, Any] = {

@@ -83,13 +83,13 @@ def clusters(
     seq: int | None = None,
     **options: Unpack[Options],
 ) -> ClusterResult:
-    """Return how many GPUs of each kind a global batch needs.
+    """Return how many GPUs of each kind a global batch needs, and how it is split over them.
 
-    The answer includes how the batch is split over the GPUs. The search covers DDP or FSDP2 over all GPUs,
-    recomputation, resharding after the forward pass, tensor parallelism, micro-batch and accumulation, but
-    not throughput. For a single kind of GPU several splits are returned. `cluster` is a file that names the
-    available GPUs, `seq` the tokens of a sample, instead of `input`; the other options are as for
-    `planner.gpus`. Raises the errors of `planner.errors`; that nothing fits is a result.
+    The search covers DDP or FSDP2 over all GPUs, recomputation, resharding after the forward pass, tensor
+    parallelism, micro-batch and accumulation, but not throughput. For a single kind of GPU several splits
+    are returned. `cluster` is a file that names the available GPUs, `seq` the tokens of a sample, instead of
+    `input`; the other options are as for `planner.gpus`. Raises the errors of `planner.errors`; that nothing
+    fits is a result.
     """
     start = perf_counter()
     _reject_what_is_searched(options, "--global-batch")

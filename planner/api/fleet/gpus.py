@@ -236,9 +236,9 @@ def _table_of_varying(
     key: Callable[[DeviceFit], Any],
     options: Options,
 ) -> FleetTable:
-    """Return the table for a job whose samples have varying sizes.
+    """Return the table of sampled runs on each GPU, for a job whose samples have varying sizes.
 
-    Its rows are from sampled runs on each GPU. Raises UsageError for too many GPUs.
+    Raises UsageError for too many GPUs.
     """
     if len(chosen) > MOST_OF_VARYING:
         raise UsageError(

@@ -81,10 +81,7 @@ def loop_of_trainer(trainer: Any, module: Any, sample: Any, batch_name: str = "b
 
 
 def without_validation_data(loop: LiveLoop, reason: str) -> LiveLoop:
-    """Return the loop with validation planned as training steps without gradients.
-
-    A note gives the reason.
-    """
+    """Return the loop with validation planned as training steps without gradients, and a note on why."""
     fields = {**loop.fields, "eval_batch": 0}
     return replace(loop, evaluation=None, fields=fields, unplanned=(*loop.unplanned, _as_training(reason)))
 
@@ -97,10 +94,7 @@ def _as_training(reason: str) -> str:
 
 
 def _validation(trainer: Any, module: Any, batch_name: str) -> tuple[LiveEvaluation | None, tuple[str, ...]]:
-    """Return the validation step to plan and a note; the step is None if the user's data raises an error.
-
-    The step is on the loader with the largest batches.
-    """
+    """Return the validation step with the largest batches (None if the data raises an error), and a note."""
     source = trainer.fit_loop.epoch_loop.val_loop._data_source
     try:
         loaders = _loaders(source.dataloader())
@@ -140,7 +134,7 @@ def _elements(evaluation: LiveEvaluation) -> int:
 
 
 def _follows(source: Any, module: Any, name: str, size: int, index: int) -> bool:
-    """Return whether the batch size of the loader at `index` follows the attribute `name`.
+    """Return whether the batch size of the loader at `index` changes with the module's attribute `name`.
 
     The attribute is changed to find out, and restored to `size`.
     """

@@ -24,10 +24,7 @@ _HINT = "check --input and --target"  # a hint of the tracer for jobs from a com
 
 
 class LiveLoop(Struct, frozen=True):
-    """An existing module with the sample batch, step and optimizer of its training loop.
-
-    It also has the settings of the module's framework.
-    """
+    """An existing module with the sample batch, step, optimizer and framework settings of its loop."""
 
     module: Any
     sample: Any  # a batch as the data loader gives it

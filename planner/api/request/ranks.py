@@ -29,7 +29,7 @@ class Ranks:
     """
 
     def __init__(self, request: Request) -> None:
-        """Create the ranks of a request. The request's own rank is the first to plan."""
+        """Create the ranks of a request, of which the request's own rank is the first to plan."""
         self._request = request
         self._programs: dict[int, ProgramSet] = {}
         job = request.job
@@ -50,10 +50,9 @@ class Ranks:
         return self._programs[rank]
 
     def estimate(self, batch: int) -> Estimate:
-        """Return the estimate of the worst rank at a batch size.
+        """Return the estimate of the worst rank at a batch size, with the figures of all planned ranks.
 
-        It has the figures of all planned ranks. Raises the errors of a capture of the first rank; notes name
-        other ranks that cannot be captured.
+        Raises the errors of a capture of the first rank; notes name other ranks that cannot be captured.
         """
         return self._worst_over_ranks(self._estimate(self.first, batch))
 

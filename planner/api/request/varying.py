@@ -98,10 +98,9 @@ def estimate_of_varying(request: Request) -> VaryingResult:
 
 
 def open_sized_programs(request: Request, budget: Budget | None = None) -> SizedPrograms:
-    """Return an object that makes a request's traces at any sample size.
+    """Return an object that makes traces at any sample size, for the GPU of `budget` or of the request.
 
-    They are for the GPU of `budget` or, if None, of the request. Raises UsageError for options that require
-    samples of one size.
+    Raises UsageError for options that require samples of one size.
     """
     if isolation_limit(request.options) is not None or request.options.get("save_trace") is not None:
         flag = "--save-trace" if request.options.get("save_trace") is not None else "--isolate"

@@ -73,11 +73,10 @@ def _preserved() -> Iterator[Callable[[], Callable[[], None]]]:
 
 @contextmanager
 def global_hooks_aside() -> Iterator[None]:
-    """Remove global hooks on modules and optimizers inside the context.
+    """Remove global forward, backward and step hooks on modules and optimizers inside the context.
 
-    These are forward, backward and step hooks. Hooks that exist already, such as a profiler's, belong to a
-    training run in this process, not to the plan. On exit they are restored, and hooks that were registered
-    inside the context are gone.
+    Hooks that exist already, such as a profiler's, belong to a training run in this process, not to the
+    plan. On exit they are restored, and hooks that were registered inside the context are gone.
     """
     owners = {modules: _HOOKS_OF_MODULES, optimizer: _HOOKS_OF_OPTIMIZERS}
     hooks: list[Any] = [getattr(owner, name) for owner, names in owners.items() for name in names]

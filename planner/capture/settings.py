@@ -296,7 +296,7 @@ def _set_gc(state: tuple[bool, tuple[int, int, int]]) -> None:
 
 
 def _umask() -> int:
-    """Return the process's umask. A read briefly sets another umask."""
+    """Return the process's umask, by setting another one briefly."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

@@ -90,10 +90,7 @@ def _record_loaded(loaded: dict[int, list[Tensor]], module: nn.Module, recorder:
 
 
 def _record_logged(log: Replayed, entry: Entry, recorder: Recorder) -> None:
-    """Record one GPU event that was logged while the model was built.
-
-    The event is an allocation, a call, a free or an emptied cache.
-    """
+    """Record one logged GPU event of the model's build: an allocation, call, free or emptied cache."""
     match entry:
         case Put():
             recorder.record_tensor(log.bytes_of(entry), Category.TEMPORARY, "to", "")

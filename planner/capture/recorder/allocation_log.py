@@ -40,7 +40,7 @@ class StorageRef(weakref.ref[Any]):
 
 
 class AllocationLog:
-    """A log of one run's allocations, frees and phase starts. They are its `records`."""
+    """A log (`records`) of one run's allocations, frees and phase starts."""
 
     def __init__(self, provenance: ProvenanceCollector | None, most_blocks: float = inf) -> None:
         self.records: list[Block | Free | PhaseStart] = []
@@ -136,7 +136,7 @@ class AllocationLog:
         return True
 
     def allocated_bytes(self) -> tuple[int, int]:
-        """Return the allocated bytes now and at the peak. Each block is rounded up to 512 bytes."""
+        """Return the allocated bytes now and at the peak, with each block rounded up to 512 bytes."""
         sizes: dict[int, int] = {}
         allocated = most = 0
         for record in self.records:

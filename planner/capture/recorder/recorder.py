@@ -168,10 +168,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def graph_pool(self, pool: int = GRAPH_POOL) -> Iterator[None]:
-        """Record allocations in a private pool of CUDA graphs inside the context.
-
-        The default is the compiler's pool.
-        """
+        """Record allocations in a private pool of CUDA graphs, by default the compiler's, in the context."""
         before, self._pool = self._pool, pool
         try:
             yield
@@ -192,14 +189,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._log.free(ref.block)
 
     def set_category(self, tensor: Tensor, category: Category) -> None:
-        """Set the category of a tensor's block. A tensor that was not recorded is ignored."""
+        """Set the category of a tensor's block, if the tensor was recorded."""
         for one in parts(tensor):
             storage = self._storages.get(one.untyped_storage()._cdata)
             if storage is not None:
                 storage.block.category = category
 
     def set_module(self, tensor: Tensor, module: str) -> None:
-        """Set the module of a tensor's block. A tensor that was not recorded is ignored."""
+        """Set the module of a tensor's block, if the tensor was recorded."""
         for one in parts(tensor):
             storage = self._storages.get(one.untyped_storage()._cdata)
             if storage is not None:
@@ -231,7 +228,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return {storage.block.number for storage in self._storages.values()}
 
     def allocated_bytes(self) -> tuple[int, int]:
-        """Return the allocated bytes now and at the peak. They are rounded as by the caching allocator."""
+        """Return the allocated bytes now and at the peak, rounded as by the caching allocator."""
         return self._log.allocated_bytes()
 
     def finish(self, batch: int, notes: tuple[str, ...] = ()) -> Trace:
@@ -291,10 +288,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _copy_to_meta(self, tensor: Tensor) -> Tensor:
-        """Return a meta copy of a CPU tensor.
-
-        The copy has the tensor's values if the capture keeps values.
-        """
+        """Return a meta copy of a CPU tensor, with the tensor's values if the capture keeps values."""
         copy: Tensor = self._run(aten._to_copy.default, (tensor,), {"device": _META}, self.phase)
         return copy
 

@@ -105,9 +105,9 @@ class ProgramBuilder:
         return tuple(programs)
 
     def fit(self, target: Target) -> Program | None:
-        """Return the program for the target without validation, or None if no affine program fits.
+        """Return the target's program, affine in the batch size and not validated, or None if none fits.
 
-        The program is affine in the batch size. Raises the errors of a capture.
+        Raises the errors of a capture.
         """
         path = self._path(_without_answers(target))
         if path.refusal is not None:
@@ -147,10 +147,7 @@ class ProgramBuilder:
         return self._run(self.job, batch, target, target.capability, with_calls=False).trace
 
     def enumerate_variants(self, program: Program, target: Target) -> None:
-        """Add variants to a program by evaluating workspace rules at selected batch sizes.
-
-        The rules are evaluated for selected numbers of multiprocessors too.
-        """
+        """Add variants to a program by evaluating rules at selected batch sizes and multiprocessor counts."""
         if isinstance(program.rules, SignatureRules):
             program.rules.enumerate(program, target)
 

@@ -68,10 +68,9 @@ class SignatureRules:
         return constant_ops(tuple(map(kind_and_size, ops)), batch, target.sm_count)
 
     def enumerate(self, program: Program, target: Target) -> None:
-        """Add variants to a program by evaluating workspace rules at selected batch sizes.
+        """Add variants to a program by evaluating rules at selected batch sizes and multiprocessor counts.
 
-        The rules are evaluated for selected numbers of multiprocessors too. A rule that symbolic integers
-        cannot follow gets no further variants.
+        A rule that symbolic integers cannot follow gets no further variants.
         """
         known = program.targets[target.capability]
         least, most = known.min_batch // program.unit, known.max_batch // program.unit

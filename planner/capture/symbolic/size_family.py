@@ -86,7 +86,7 @@ class SizeFamily:
         return program
 
     def builder(self, size: Size) -> ProgramBuilder:
-        """Return the builder of programs at a size. The builder is opened at the first call."""
+        """Return the builder of programs at a size, opened at the first call."""
         if size not in self.builders:
             self.builders[size] = self.open_builder(size)
         return self.builders[size]

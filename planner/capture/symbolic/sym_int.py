@@ -135,15 +135,12 @@ class SymInt:
 
 
 def as_sym_int(env: ShapeEnv, value: Any) -> SymInt:
-    """Convert a plain number to a symbolic constant. A symbolic integer is returned unchanged."""
+    """Convert a plain number to a symbolic constant; return a symbolic integer unchanged."""
     return value if isinstance(value, SymInt) else SymInt(env, int(value), (int(value), 0))
 
 
 def _result(env: ShapeEnv, letter: str, left: Any, right: Any) -> Any:
-    """Apply the operation named `letter` to two integers, either of which may be symbolic.
-
-    The result is a plain number if it is constant, else a symbolic integer.
-    """
+    """Apply the operation `letter` to two integers, plain or symbolic; a constant result is plain."""
     a, b = as_sym_int(env, left), as_sym_int(env, right)
     value, line = OPERATIONS[letter](a.value, b.value), _line(letter, a.line, b.line)
     if line is None:

@@ -85,10 +85,7 @@ def _library() -> Any:
 
 
 def _engine(model: nn.Module, job: Job, config: dict[str, Any]) -> Any:
-    """Return DeepSpeed's engine for a model.
-
-    The engine gets the job's optimizer if the configuration names none.
-    """
+    """Return DeepSpeed's engine for a model, with the job's optimizer if the configuration names none."""
     parameters = [*model.parameters()]
     optimizer = None if "optimizer" in config else optimizer_maker(model, job)(model, parameters)
     engine, *_ = _library().initialize(
@@ -119,10 +116,7 @@ def _silenced() -> Iterator[None]:
 
 
 class _Loop:
-    """A training loop over DeepSpeed's engine.
-
-    The loop keeps batch, output and loss alive, as a script does.
-    """
+    """A training loop over DeepSpeed's engine, which keeps batch, output and loss alive as a script does."""
 
     def __init__(self, job: Job, engine: Any, recorder: Recorder) -> None:
         self._job = job

@@ -66,10 +66,7 @@ def _is_patched(name: str) -> bool:
 
 
 def _find_model(model: nn.Module, known: Any) -> nn.Module | None:
-    """Return the outermost transformers model that Liger supports, or None if there is none.
-
-    It may be inside a peft model.
-    """
+    """Return the outermost transformers model, even inside a peft model, that Liger supports, or None."""
     kind: Any = import_library("transformers", extra="hf").PreTrainedModel
     found = (one for one in model.modules() if isinstance(one, kind) and one.config.model_type in known)
     return next(found, None)

@@ -69,10 +69,7 @@ def run_recipe(loop: CapturedLoop) -> Notes:
 
 
 def _record_criterion(criterion: Criterion | None, recorder: Recorder) -> Iterator[nn.Parameter]:
-    """Record the tensors of a loss module, and yield its parameters.
-
-    A loss without a module has no tensors.
-    """
+    """Record the tensors of a loss module, if the loss has one, and yield its parameters."""
     module = None if criterion is None else criterion.module
     if module is not None:
         name = type(module).__name__

@@ -70,10 +70,7 @@ def _is_even(parameter: Any) -> bool:
 
 
 def _mesh(job: Job) -> Any:
-    """Return the mesh of all ranks on the meta device.
-
-    The dimensions in use among "replicate", "shard" and "tp" are present.
-    """
+    """Return a mesh of all ranks on meta, with the dimensions in use among "replicate", "shard" and "tp"."""
     from torch.distributed.device_mesh import init_device_mesh
 
     ranks, replicas = job.sharding.fsdp, job.sharding.fsdp_arg.replicas

@@ -29,10 +29,7 @@ _OWN_KERNELS: dict[str, Callable[..., Any]] = {"torchvision::nms": nms}  # not i
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class StorageValue:
-    """The value of a storage, deferred or computed.
-
-    A deferred value has the operator that makes it, a computed value has bytes.
-    """
+    """The value of a storage: deferred, with the operator that makes it, or computed, with bytes."""
 
     size_bytes: int
     dtype: torch.dtype
@@ -56,10 +53,7 @@ class TensorView:
         return empty.set_(storage, self.offset, self.size, self.stride)
 
     def layout(self) -> "TensorView":
-        """Return a view with the same layout but an empty value.
-
-        The original value is then not kept alive.
-        """
+        """Return a view with the same layout but an empty value, so that the value is not kept alive."""
         return TensorView(StorageValue(0, self.dtype), self.dtype, self.size, self.stride, self.offset)
 
 
@@ -132,7 +126,7 @@ def run(op: DeferredOp) -> None:
 
 
 def materialize(value: StorageValue) -> bool:
-    """Compute a value and all values that it depends on. Returns whether a value was drawn at random."""
+    """Compute a value and all that it depends on, and return whether a value was drawn at random."""
     is_any_random = False
     waiting = [value]  # a stack instead of recursion, since chains may be deep
     while waiting:

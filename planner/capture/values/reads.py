@@ -66,10 +66,7 @@ class ReadResult:
 
 @dataclass(slots=True)
 class ReadLog:
-    """The results of one run's value reads, keyed by operator and source line.
-
-    The results of a key are in the order of the reads.
-    """
+    """The results of one run's value reads in order, keyed by operator and source line."""
 
     batch: int
     new_batch: int  # the batch size for which the results are reused
@@ -78,7 +75,7 @@ class ReadLog:
     _positions: dict[Key, int] = field(default_factory=dict)
 
     def reused_for(self, batch: int) -> "ReadLog":
-        """Return a log of the same results for another batch size. The new log is read from the start."""
+        """Return a log of the same results for another batch size, to be read from the start."""
         return ReadLog(self.batch, batch, _results=self._results)
 
     def append(self, key: Key, result: ReadResult) -> None:
@@ -86,10 +83,7 @@ class ReadLog:
         self._results.setdefault(key, []).append(result)
 
     def next_result(self, key: Key) -> ReadResult | None:
-        """Return a key's next result, or None if the key has no results.
-
-        The first result follows the last.
-        """
+        """Return a key's next result, the first again after the last, or None if the key has none."""
         results = self._results.get(key)
         if not results:
             return None

@@ -43,10 +43,7 @@ class ConvCall:
 
 @dataclass(frozen=True, slots=True)
 class ConvOperand:
-    """The shape, strides and size of an operand of a convolution over images or volumes.
-
-    A sequence becomes an image of one row.
-    """
+    """An operand of a convolution: shape, strides and size, with a sequence as an image of one row."""
 
     shape: tuple[Any, ...]
     strides: tuple[Any, ...]
@@ -78,7 +75,7 @@ class ConvOperand:
 
 
 def operand_of(t: Tensor) -> ConvOperand:
-    """Convert a tensor to an operand of a convolution. A sequence becomes an image of one row."""
+    """Convert a tensor to a convolution's operand; a sequence becomes an image of one row."""
     shape, strides = tuple(t.shape), tuple(t.stride())
     if len(shape) == 3:  # Convolution.cpp, view4d
         strides = (*strides[:2], shape[2] * strides[2], strides[2])

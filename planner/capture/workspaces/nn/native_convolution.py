@@ -238,7 +238,7 @@ class _Products:
         return prod(self.call.weight.shape[1:]) * prod(positions) * self.call.x.element_size()
 
     def bytes_of(self, name: str) -> int:
-        """Return the bytes of one group's part of a result. The results are "x", "weight", "bias" and "y"."""
+        """Return the bytes of one group's part of a result: "x", "weight", "bias" or "y"."""
         call = self.call
         if name == "bias":
             return call.y.shape[1] // call.groups * call.y.element_size()

@@ -29,10 +29,7 @@ _OF_CUDNN = (torch.float16, torch.float32, torch.float64)  # dtypes that cuDNN's
 def _copies_after(
     copies: Callable[..., Ops], positions: tuple[int, ...], args: Args, out: Any, target: Target
 ) -> Ops:
-    """Return the ops of a kernel: its outputs, then those that `copies` returns for some of its arguments.
-
-    These are the tensors at `positions` in `args`.
-    """
+    """Return the ops of a kernel: its outputs, then those of `copies` for the arguments at `positions`."""
     tensors = [argument(args, position) for position in positions]
     return (Outputs(), *copies(*(t for t in tensors if isinstance(t, Tensor))))
 

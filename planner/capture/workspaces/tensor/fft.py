@@ -58,10 +58,7 @@ def _is_readable(x: Tensor, dims: Sequence[int]) -> bool:
 
 
 def _fourier_to_real(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of a transform to real numbers: the output, a copy of the input, and the work area.
-
-    The transform overwrites the copy.
-    """
+    """Return the ops of a transform to real numbers: output, overwritten copy of the input, work area."""
     x = args[0]
     return Outputs(), Hold(tensor_bytes(x)), max(tensor_bytes(x), tensor_bytes(out))
 

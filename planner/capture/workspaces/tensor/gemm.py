@@ -50,7 +50,7 @@ class CublasWorkspaces:
         self._lt_used: set[tuple[bool, int]] = set()
 
     def forget(self) -> None:
-        """Forget all threads and streams. torch has freed their workspaces."""
+        """Forget all threads and streams, since torch has freed their workspaces."""
         self._used.clear()
         self._lt_used.clear()
 

@@ -44,10 +44,7 @@ def main() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run a command line and return its exit code.
-
-    Each error is printed as one line, except a closed pipe.
-    """
+    """Run a command line and return its exit code; print each error, except a closed pipe, as one line."""
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     debug = "--debug" in own  # an option of a command after -- does not count
     try:

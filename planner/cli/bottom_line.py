@@ -34,7 +34,7 @@ def live_progress() -> Iterator[tuple[OnProgress, float]]:
 
 
 class BottomLine:
-    """The last line of a terminal, reserved for progress. The lines above it scroll."""
+    """The last line of a terminal, reserved for progress while the lines above it scroll."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -71,7 +71,7 @@ class Ending:
         return code
 
     def settle(self) -> None:
-        """Ignore SIGTERM and SIGINT until the process ends. The exit code is final."""
+        """Ignore SIGTERM and SIGINT until the process ends, since the exit code is final."""
         self._is_settled = True
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)

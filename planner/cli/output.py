@@ -137,5 +137,5 @@ class _Progress:
 
 
 def progress_line(line: str, seconds: float) -> str:
-    """Return a line of progress, followed by its time. A time below `SILENT_SECONDS` is left out."""
+    """Return a line of progress, followed by its time unless that is below `SILENT_SECONDS`."""
     return f"{line}, {seconds:.0f} s" if seconds >= SILENT_SECONDS else line

@@ -136,7 +136,7 @@ def _root(
 
 
 def _one_line(error: Any, name: str | None) -> str:
-    """Return an error of the command line as one line. The line refers to the command's help."""
+    """Return an error of the command line as one line that refers to the command's help."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context else f"planner {name}" if name else "planner"
     message = error.format_message().rstrip(".")

@@ -8,7 +8,7 @@ from planner.errors import UsageError
 
 
 def own_folder() -> Path | None:
-    """Return the user's folder of calibrations, or None without a home folder. The folder need not exist."""
+    """Return the user's folder of calibrations, which need not exist, or None without a home folder."""
     folder = data_dir()
     return None if folder is None else folder / "calibrations"
 
@@ -34,10 +34,9 @@ def folder_to_read() -> Path | None:
 
 
 def folder_to_write(given: Path | None) -> Path:
-    """Return the folder to which calibrations are written.
+    """Return the folder for new calibrations: `given`, the value of --out, or else the user's folder.
 
-    The folder is `given`, the value of --out, or else the user's folder. Raises UsageError if neither folder
-    is known.
+    Raises UsageError if neither folder is known.
     """
     folder = given or own_folder()
     if folder is None:

@@ -55,7 +55,7 @@ def _defined(package: str, files: str, definition: re.Pattern[str]) -> Iterator[
 
 
 def _from_transformers() -> Iterator[str]:
-    """Yield the model types of transformers. They are the names of the folders that have a configuration."""
+    """Yield the model types of transformers: the names of the folders that have a configuration."""
     for file in _files("transformers", "models/*/configuration_*.py"):
         yield file.parent.name
 
@@ -74,10 +74,7 @@ def _from_monai() -> Iterator[str]:
 
 
 def _from_diffusers() -> Iterator[str]:
-    """Yield the names of the models that diffusers exports.
-
-    They are U-Nets, transformers, autoencoders and ControlNets.
-    """
+    """Yield the names of the U-Nets, transformers, autoencoders and ControlNets that diffusers exports."""
     for file in _files("diffusers", "models/__init__.py"):
         for several in _EXPORTED.findall(_text(file)):
             yield from re.findall(r'"(\w+)"', several)

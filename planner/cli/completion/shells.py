@@ -77,7 +77,7 @@ def _for_zsh(line: str) -> str:
 
 
 def _split(line: str) -> list[str]:
-    """Split a command line into words. The line may end within quotes."""
+    """Split a command line, which may end within quotes, into words."""
     for closing in ("", '"', "'"):
         try:
             return shlex.split(line + closing)

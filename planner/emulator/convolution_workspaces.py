@@ -63,10 +63,7 @@ def _installed(cache_folder: Path | None) -> Cudnn | None:
 
 @dataclass(frozen=True)
 class DefaultWorkspaces:
-    """The workspaces of the installed cuDNN, or else of stored answers.
-
-    The source is opened at the first convolution.
-    """
+    """The workspaces of the installed cuDNN or else of stored answers, opened at the first convolution."""
 
     benchmark: bool
     cache_folder: Path | None = None

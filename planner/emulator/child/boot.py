@@ -65,10 +65,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Attaching(importlib.abc.Loader):
-    """A loader that calls a function with a module after running the module.
-
-    The original loader runs the module.
-    """
+    """A loader that runs a module with its original loader, then calls a function with the module."""
 
     def __init__(self, loader: Any, attach: Callable[[ModuleType], None]) -> None:
         self._loader, self._attach = loader, attach

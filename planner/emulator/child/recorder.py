@@ -149,7 +149,7 @@ class RunRecorder:
         self.restart()
 
     def restart(self) -> None:
-        """Begin an empty record of this process. The process may be a fork of a recorded process."""
+        """Begin an empty record of this process, which may be a fork of a recorded process."""
         torch = self._torch
         self._process = {"rank": int(os.environ.get("RANK") or 0), "pid": os.getpid()}
         self._path = self._folder / f"{self._process['rank']}-{os.getpid()}.json"

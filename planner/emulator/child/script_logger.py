@@ -28,7 +28,7 @@ class ScriptLogger:
         self._missing = self._attach()
 
     def restart(self) -> None:
-        """Begin an empty record. A forked process calls `restart` to drop its parent's record."""
+        """Begin an empty record, as in a forked process, which drops its parent's record."""
         self._modules = ModuleNames(self._torch)
         self._running: list[Any] = []
         self._phase, self._in_backward, self._in_step = "setup", False, False
@@ -235,7 +235,7 @@ def tensors_in(torch: Any, value: Any) -> Iterator[Any]:
 
 
 def _held_by(tensor: Any, category: str, module: str) -> Iterator[tuple[int, str, str]]:
-    """Yield (address, category, module) if a tensor has GPU memory. The local tensor stands for a DTensor."""
+    """Yield (address, category, module) if a tensor, or the local tensor of a DTensor, has GPU memory."""
     tensor = getattr(tensor, "_local_tensor", tensor)
     if tensor is None or not tensor.is_cuda:
         return

@@ -79,7 +79,7 @@ class Phases:
         return "loading"
 
     def note_module(self, has_gradients: bool) -> None:
-        """Record that a module is about to run. A phase may begin or end then."""
+        """Record that a module is about to run, which may begin or end a phase."""
         if not self._has_run:
             self._take()
             self._has_run = self._runs_modules = bool(self._since_step)  # {}: no memory on a GPU yet

@@ -178,10 +178,7 @@ def _compile_core(flags: list[str], out: Path) -> None:
 
 
 def _imports(installation: Installation) -> list[str]:
-    """Return the symbols that torch's libraries import.
-
-    A symbol is `name@version`, or `name` without a version.
-    """
+    """Return the symbols that torch's libraries import, as `name@version` or `name`."""
     rows = run_tool(["readelf", "--dyn-syms", "-W", *map(str, installation.libraries)]).splitlines()
     fields = (row.split() for row in rows)
     return sorted({row[7].replace("@@", "@") for row in fields if len(row) > 7 and row[6] == "UND"})

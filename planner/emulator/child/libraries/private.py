@@ -43,7 +43,7 @@ def open_private(folder: Path) -> None:
 
 
 def seal(folder: Path) -> None:
-    """Write digests of a folder's files into the folder. The digests mark the folder as complete."""
+    """Write digests of a folder's files into the folder, which mark it as complete."""
     digests = {path.name: _digest(path) for path in _files(folder)}
     (folder / MANIFEST).write_text(json.dumps(digests, sort_keys=True), encoding="utf-8")
 

@@ -36,10 +36,7 @@ class Parameter:
 
     @property
     def is_output(self) -> bool:
-        """Return whether a value may be written through the parameter.
-
-        It may be if the parameter is a single pointer that is not const.
-        """
+        """Return whether a value may be written through the parameter: a single pointer that is not const."""
         return self.text.count("*") + self.text.count("[") == 1 and "const" not in self.text
 
 
@@ -96,7 +93,7 @@ def _split(parameters: str) -> list[str]:
 
 
 def _parameter(index: int, text: str) -> Parameter:
-    """Parse the declaration of a parameter. A missing name is made from the index."""
+    """Parse the declaration of a parameter; a missing name is made from the index."""
     if "(" in text:
         return Parameter(text, None)
     match = re.search(r"(\w+)\s*(\[[^\]]*\])*\s*$", text)

@@ -26,7 +26,7 @@ _CAUSES = (
 
 
 class EmulatorError(Exception):
-    """Raised if stand-in libraries cannot be built or loaded. Its line of text says what to do."""
+    """Raised, with a line that says what to do, if stand-in libraries cannot be built or loaded."""
 
 
 def run_tool(command: list[str], text: str | None = None) -> str:
@@ -60,7 +60,7 @@ def run_tool(command: list[str], text: str | None = None) -> str:
 
 
 def _failure(name: str, code: int, printed: str) -> str:
-    """Return why a tool failed and what to do. The exit code and standard error tell the cause."""
+    """Return why a tool failed, by its exit code and standard error, and what to do."""
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     end = f"ended by the signal {signal.strsignal(-code)}" if code < 0 else f"exit code {code}"
     for pattern, remedy in _CAUSES:

@@ -187,9 +187,9 @@ def _max_need(left: float, deviation: float, verdicts: Spread, z: float) -> floa
 
 
 def memory_for_replay(device: Device, correction: Correction | None) -> tuple[float, float, float | None]:
-    """Return the bytes left for the replay, their standard deviation, and a calibration's slope.
+    """Return the bytes left for a replay, their deviation, and a calibration's slope or None without a line.
 
-    The slope is None if no line applies. With a line, a replay may need the bytes left divided by the slope.
+    With a line, a replay may need the bytes left divided by the slope.
     """
     overhead, deviation, slope = _process_overhead(device, correction)
     return device.usable.value - overhead, hypot(deviation, device.usable.spread), slope

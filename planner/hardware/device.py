@@ -39,7 +39,7 @@ class SourcedBytes(Struct, frozen=True):
 
 
 class SourcedValue(Struct, frozen=True):
-    """A number other than a size, with its source. It comes from the device database."""
+    """A number from the device database, other than a size, with its source."""
 
     value: float
     source: str
@@ -56,7 +56,7 @@ class ProductLine(StrEnum):
 
 
 class Vendor(StrEnum):
-    """The maker of a GPU. It decides the libraries that torch calls."""
+    """The maker of a GPU, which decides the libraries that torch calls."""
 
     NVIDIA = "nvidia"
     AMD = "amd"
@@ -167,7 +167,7 @@ def generic_device(total_mib: int) -> Device:
 
 
 def unlimited_device() -> Device:
-    """Return a GPU of unlimited memory, for an estimate that names no GPU. The context is generic."""
+    """Return a GPU of unlimited memory with a generic context, for an estimate that names no GPU."""
     endless = SourcedBytes(UNLIMITED_BYTES, "no GPU given", kind=FigureKind.USER)
     return _ampere("unlimited", endless, endless)
 

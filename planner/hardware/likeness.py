@@ -47,7 +47,7 @@ _HALF = (Precision.FP16, Precision.BF16)
 
 
 class Departure(Struct, frozen=True):
-    """A feature of a job that no published run of its kind has. It adds a doubt."""
+    """A feature of a job that no published run of its kind has, with the doubt that it adds."""
 
     what: str  # the feature, as the end of a sentence
     doubt: Doubt = Doubt.SETTING
@@ -82,10 +82,7 @@ class Margins(Struct, frozen=True):
     parts: tuple[MarginPart, ...]  # their deviations, added in quadrature, are the deviation of `verdicts`
 
     def peak_ratio(self, confidence: float) -> float:
-        """Return the quantile at `confidence` of a process's peak divided by its replayed peak.
-
-        The result is at least 1.
-        """
+        """Return the quantile at `confidence`, at least 1, of a process's peak over its replayed peak."""
         ratios, verdicts = self.residuals.peak_ratios, self.verdicts
         z = NormalDist().inv_cdf(confidence)
         ratio = quantile(ratios, confidence) if ratios else 1.0
@@ -301,7 +298,7 @@ def _ranks_of_inputs(job: Job) -> set[int]:
 
 
 def _unmeasured(job: Job, sites: Counter[str], has_volumes: bool) -> Iterator[str]:
-    """Yield the job's features that no measured run has. Each is the end of a sentence."""
+    """Yield the job's features that no measured run has, each as the end of a sentence."""
     ranks = _ranks_of_inputs(job)
     if sites[CONVOLUTION] and has_volumes:
         yield "with three-dimensional convolutions"

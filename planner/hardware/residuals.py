@@ -20,7 +20,7 @@ RESIDUALS_FILE = Path(__file__).with_name("residuals.json")
 
 
 class RunKind(StrEnum):
-    """The kinds of published runs. Each kind has its own distribution of residuals."""
+    """The kinds of published runs, each with its own distribution of residuals."""
 
     FIXED = "fixed sizes"  # only tensors, cuDNN's requests and the allocator decide the memory
     CONVOLUTIONS = "convolutions"  # with workspaces by a fitted term, in float32, cudnn.benchmark off
@@ -62,10 +62,7 @@ class KindSettings(Struct, frozen=True):
 
 
 class Residuals(Struct, frozen=True):
-    """How far memory needs and peaks of published runs of one kind differ from their replays.
-
-    The runs have no calibration.
-    """
+    """How far memory needs and peaks of uncalibrated published runs of a kind differ from their replays."""
 
     runs: str  # a text that says which runs these are
     peaks: int  # number of processes whose peak is known
@@ -94,10 +91,7 @@ class Published(Struct, frozen=True):
 
     @property
     def widest(self) -> Spread:
-        """Return a spread with the largest location and the largest scale of all kinds.
-
-        It is for jobs that resemble no run.
-        """
+        """Return a spread with the largest location and scale of all kinds, for jobs that resemble no run."""
         spreads = [one.verdicts for one in self.kinds.values()]
         location = max(spread.location for spread in spreads)
         return Spread(0, location, max(spread.scale for spread in spreads))

@@ -115,7 +115,7 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _implausible(calibration: Calibration) -> Iterator[str]:
-    """Yield a problem for each implausible figure of a calibration. Each problem is one line."""
+    """Yield a problem, in one line, for each implausible figure of a calibration."""
     key, runs = calibration.key, [point.observation for point in calibration.points]
     devices = [device for device in load_devices() if is_same_gpu(device, key.gpu, key.versions)]
     if not devices:

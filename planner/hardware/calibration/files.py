@@ -84,7 +84,7 @@ class _CalibrationFile(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load_folders(folders: Iterable[Path]) -> tuple[Calibration, ...]:
-    """Read all calibrations in the folders, in the order of `folders`. A missing folder is skipped."""
+    """Read all calibrations in the folders, in the order of `folders`; skip missing folders."""
     paths = [path for folder in folders if folder.is_dir() for path in sorted(folder.glob("*.yaml"))]
     return tuple(map(load_calibration, paths))
 

@@ -59,10 +59,7 @@ Floats = NDArray[np.float64]
 
 
 class LeftOut(Struct, frozen=True):
-    """The peaks of a run that was left out of a fit: measured, replayed and predicted.
-
-    The line was fitted without the run's batch size.
-    """
+    """The measured, replayed and predicted peak of a run whose batch size was left out of a fit."""
 
     batch: int
     measured_bytes: int

@@ -25,10 +25,7 @@ SAME_MEMORY = 0.05  # two GPUs of one name are one model if their memory agrees 
 
 
 class MatchLevel(StrEnum):
-    """The degree to which a calibration matches a query.
-
-    The members are in order, the closest match first.
-    """
+    """The degrees to which a calibration matches a query, the closest match first."""
 
     EXACT = "exact"  # same job, GPU and versions
     SAME_GPU = "same GPU"  # same job and GPU under other versions; or the context of other jobs on the GPU

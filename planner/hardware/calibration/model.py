@@ -30,10 +30,7 @@ def origin_of(gpu: str) -> Origin:
 
 
 class Versions(Struct, frozen=True, forbid_unknown_fields=True):
-    """The versions of software in a run, and the memory of its GPU.
-
-    A figure that the record lacks is None.
-    """
+    """The versions of software in a run, and the memory of its GPU; a figure not recorded is None."""
 
     torch: Text  # as in `torch.__version__`: "2.6.0+cu124"
     cuda: Text | None  # `torch.version.cuda`: "12.4"
@@ -54,7 +51,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Observation(Struct, frozen=True, forbid_unknown_fields=True):
-    """The memory figures of one run of a job at a batch size.
+    """One run of a job at a batch size: its GPU, versions, settings and memory figures.
 
     Each run has a fresh process. Raises ValueError if `source` does not agree with the GPU: emulated or not.
     """
@@ -167,10 +164,7 @@ class Calibration(Struct, frozen=True):
 
     @property
     def contexts(self) -> list[int]:
-        """Return the known sizes of the runs' CUDA contexts, in bytes.
-
-        The list is empty for emulated runs.
-        """
+        """Return the known sizes of the runs' CUDA contexts in bytes; none are known for emulated runs."""
         if self.source == "emulated":
             return []
         sizes = (point.observation.context_after_bytes for point in self.points)

@@ -80,7 +80,7 @@ class AnswerCache:
         return None if row is None else _checked(key, row[0])
 
     def put(self, key: bytes, answer: bytes) -> None:
-        """Add an answer to the cache. It is written to the file at the latest when the process ends."""
+        """Add an answer to the cache, and write it to the file at the latest when the process ends."""
         with self._lock:
             self._pending[key] = answer
             if monotonic() - self._flushed > _FLUSH_SECONDS:
@@ -92,7 +92,7 @@ class AnswerCache:
             self._flush()
 
     def stats(self) -> tuple[int, int]:
-        """Return the number of answers in the file and its size in bytes. A damaged file has 0 answers."""
+        """Return the number of answers in the file, 0 if it is damaged, and its size in bytes."""
         try:
             size_bytes = self._path.stat().st_size
         except OSError:

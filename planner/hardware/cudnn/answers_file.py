@@ -83,10 +83,10 @@ class _Index(Struct, frozen=True):
 
 
 class Curves(Sequence[Curve | None]):
-    """The workspace curves of a `Kind`'s convolutions on a group of GPUs.
+    """The workspace curves of a `Kind`'s convolutions on a group of GPUs, in the order of the keys.
 
-    They are in the order of the keys. An item is None if the convolution has no answer. Each curve is created
-    on access, since a plan needs a few dozen of ten thousand curves.
+    An item is None if the convolution has no answer. Each curve is created on access, since a plan needs a
+    few dozen of ten thousand curves.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class AnswersFile:
         return self._read(self._kinds[kind].keys).decode().split("\n")
 
     def curves(self, kind: Kind, gpus: StoredGpus) -> Curves:
-        """Unpack the workspace curves of a `Kind` on a group of GPUs. They are in the order of the keys."""
+        """Unpack the workspace curves of a `Kind` on a group of GPUs, in the order of the keys."""
         block = next(one.curves for one in self._kinds[kind].gpus if one.gpus == gpus)
         return Curves(*_unpack_columns(self._read(block)))
 

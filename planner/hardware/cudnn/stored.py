@@ -57,7 +57,7 @@ class Borrowed(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredKeys:
-    """The keys of the stored convolutions of one type and layout. They are the same for all GPUs."""
+    """The keys of the stored convolutions of one type and layout, which are the same for all GPUs."""
 
     places: Mapping[str, int]  # the index of each key
     _families: dict[str, list[Candidate]] = field(default_factory=dict)  # as far as they were needed

@@ -85,10 +85,7 @@ class Library:
             raise RefusedError(self.functions.cudnnGetErrorString(status).decode())
 
     def create(self, kind: int, made: ExitStack) -> Any:
-        """Return a new descriptor of type `kind`.
-
-        The descriptor is destroyed when the stack `made` is closed.
-        """
+        """Return a new descriptor of type `kind`, which is destroyed when the stack `made` is closed."""
         descriptor = ctypes.c_void_p()
         self.call("CreateDescriptor", kind, ctypes.byref(descriptor))
         made.callback(self.functions.cudnnBackendDestroyDescriptor, descriptor)

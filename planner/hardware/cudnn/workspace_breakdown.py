@@ -57,7 +57,7 @@ Parts = tuple[Part, ...]
 
 
 class LayerWorkspace(Struct, frozen=True):
-    """The workspace of one convolution in one direction. It counts once for all runs of the convolution."""
+    """The workspace of one convolution in one direction, counted once for all runs of the convolution."""
 
     module: str  # qualified; "" outside of modules
     direction: Direction  # for cuDNN: the forward pass of a transposed convolution is a data gradient

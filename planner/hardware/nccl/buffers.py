@@ -37,10 +37,7 @@ NEWEST_NCCL = (2, 29)
 
 
 class Range(NamedTuple):
-    """A range of a figure with its likely value.
-
-    The figure is a size in MiB, or a number of channels or ranks.
-    """
+    """A range of a size in MiB or of a number of channels or ranks, with its likely value."""
 
     low: float
     likely: float

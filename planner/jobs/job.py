@@ -271,14 +271,11 @@ class Job(Struct, frozen=True):
 
     @classmethod
     def create(cls, model: str, **values: Any) -> Self:
-        """Return a job for a model, with other fields set to `values`.
-
-        The names of fields are from `JOB_FIELDS`.
-        """
+        """Return a job for a model, with other fields, named as in `JOB_FIELDS`, set to `values`."""
         return cls(ModelSpec(model)).replace(**values)
 
     def replace(self, **values: Any) -> Self:
-        """Return a copy of the job with new values of fields. The names of fields are from `JOB_FIELDS`."""
+        """Return a copy of the job with new values of fields, named as in `JOB_FIELDS`."""
         changes: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
             field = JOB_FIELDS[name]

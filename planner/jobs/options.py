@@ -116,7 +116,7 @@ _LOOP = ("memtracker",)
 
 
 def _option(name: str, help: str, metavar: str | None = None, **more: Any) -> JobOption:
-    """Return a `JobOption` for a field of a job. The field's annotation decides the kind and the choices."""
+    """Return a `JobOption` for a job's field, whose annotation decides the kind and the choices."""
     hint = JOB_FIELDS[name].annotation
     choices: Any = next((kind for kind in (hint, *get_args(hint)) if isinstance(kind, EnumMeta)), None)
     kind = _KINDS.get(hint, OptionKind.TEXT if "parse" in more else OptionKind.CHOICE)

@@ -263,7 +263,7 @@ def _assigned(nodes: Iterable[ast.AST]) -> Iterator[tuple[list[ast.expr], ast.ex
 
 
 def _names_of(tree: ast.Module) -> Iterator[str]:
-    """Yield the names that a file assigns, defines or imports anywhere. A star import gives `*`."""
+    """Yield the names that a file assigns, defines or imports anywhere, `*` for a star import."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id

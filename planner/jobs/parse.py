@@ -67,7 +67,7 @@ _SIZES = r"[0-9]+(\.\.[0-9]+)?(x[0-9]+(\.\.[0-9]+)?)*"
 
 
 def _sides(ranges: Iterable[tuple[str, str, str]]) -> tuple[list[str], list[str]]:
-    """Return the lower and the upper ends of ranges. A single size is both ends."""
+    """Return the lower and the upper ends of ranges; a single size is both ends."""
     pairs = [(low, high or low) for low, _, high in ranges]
     return [low for low, _ in pairs], [high for _, high in pairs]
 
@@ -134,7 +134,7 @@ def parse_model_arg(text: str, flag: str = "--model-arg") -> tuple[str, Any]:
 
 
 def parse_peft_method(text: str) -> str:
-    """Return the name of a peft method in lower case with underscores. Its existence is not checked."""
+    """Return the name of a peft method, which need not exist, in lower case with underscores."""
     name = text.strip().lower().replace("-", "_")
     if name and not name.isidentifier():
         raise UsageError(f"--peft: {shown(text)} is no method of peft; write one such as lora")

@@ -283,7 +283,7 @@ def _example_of(job: Job) -> str:
 
 
 def _returns_its_loss(job: Job) -> bool:
-    """Return whether a user's file creates a model of transformers. The file's source decides."""
+    """Return whether a user's file, by its source, creates a model of transformers."""
     name = split_model(job.model.origin).name
     return _is_of(job, "file") and kind_of_code(name, dict(job.model.args)) is CodeKind.TRANSFORMERS
 

@@ -106,17 +106,14 @@ class SizeDistribution(Struct, frozen=True):
         return tuple(self._padded(max(column)) for column in zip(*samples, strict=True))
 
     def size_of_share(self, share: float) -> int:
-        """Return the quantile at `share` of the sizes before padding.
-
-        The distribution must have one range.
-        """
+        """Return the quantile at `share` of the sizes before padding, of a distribution with one range."""
         if self.sizes:
             return self.sizes[bisect_left(self.cumulative, share * self.cumulative[-1])][0]
         ((low, high),) = self.ranges
         return min(high, low + int(share * (high - low + 1)))
 
     def share_below(self, size: int) -> float:
-        """Return the share of samples padded to less than `size`. The distribution must have one range."""
+        """Return the share of samples padded to less than `size`, of a distribution with one range."""
         largest = (size - 1) // self.pad_to * self.pad_to  # the largest size padded to less
         if self.sizes:
             place = bisect_left(self.sizes, (largest + 1,))

@@ -126,7 +126,7 @@ def trace_relevant_fields(job: Job) -> Job:
 
 
 def digest(key: Fingerprint) -> str:
-    """Return a hash of a fingerprint as 40 hexadecimal digits. It is used as a file name."""
+    """Return a hash of a fingerprint as 40 hexadecimal digits, used as a file name."""
     return sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:40]
 
 

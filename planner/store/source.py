@@ -66,10 +66,7 @@ class ProgramSource:
         return program.structure, workspaces
 
     def bound(self, target: Target) -> LowerBound | None:
-        """Return a function from a batch size to a lower bound, in bytes, of the memory of the tensors.
-
-        The result is None if the job has no program.
-        """
+        """Return a lower bound of tensors' bytes as a function of batch size, or None without a program."""
         program = self.program(target)
         if program is None:
             return None
@@ -83,10 +80,7 @@ class ProgramSource:
         return ANY_BATCH_SIZE if program is None else program.batch_sizes(target, FIT_BATCHES[0])
 
     def program(self, target: Target) -> Program | None:
-        """Return the program for many batch sizes on the target, or None if the job has none.
-
-        It is built if no store has it.
-        """
+        """Return the target's program for many batch sizes, read or built, or None if the job has none."""
         self._build(target)
         return self._known(target)
 

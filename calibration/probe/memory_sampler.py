@@ -80,10 +80,10 @@ class CudaRun:
 
 
 def save_recorded_history(path: Path, history: History) -> list[str]:
-    """Save the allocator history that torch recorded, or return a remark if events may be missing.
+    """Save torch's recorded allocator history and return [], or return [remark] if events may be missing.
 
-    `history` has all fields of the history except the events. Returns an empty list, or a list with one
-    remark if the history was not saved because torch may have dropped events.
+    `history` has all fields of the history except the events. It is not saved if torch may have dropped
+    events.
     """
     entries = torch.cuda.memory._snapshot()["device_traces"][0]
     if len(entries) >= MOST_EVENTS:  # torch keeps only the last events

@@ -27,10 +27,10 @@ def cache_dir() -> Path | None:
 
 
 def _folder(variable: str, below_home: str) -> Path | None:
-    """Return the planner's folder in the folder that `variable` names, or in `below_home` in the home folder.
+    """Return the planner's folder in the folder of `variable`, or in `below_home`, or None without either.
 
     The environment variable counts only if its path is absolute. On Windows, LOCALAPPDATA is read instead of
-    `variable`. Returns None if the variable does not count and no home folder is known.
+    `variable`. `below_home` is relative to the home folder.
     """
     named = Path(os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else variable, ""))
     try:

@@ -23,7 +23,7 @@ class SegmentEvent(NamedTuple):
 
 
 class BlockState(Struct, frozen=True):
-    """One block of a segment at the time of a snapshot."""
+    """One block of a segment at the time of a snapshot: its address, its size and whether it is in use."""
 
     address: int
     size_bytes: int

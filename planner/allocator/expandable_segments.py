@@ -34,10 +34,10 @@ def find_free_range(pool: BlockPool, size_bytes: int) -> Block | None:
 
 
 def grow(start: Block, size_bytes: int, map_pages: Callable[[int, int], bool]) -> Block | None:
-    """Map pages until the free block that begins at `start` has `size_bytes`, and return the block.
+    """Map pages until the free block at `start` has `size_bytes`; return the block, or None if that fails.
 
-    Returns None if mapping fails. `map_pages(address, size_bytes)` maps the memory or returns False. Pages
-    that were mapped before a refusal stay cached.
+    `map_pages(address, size_bytes)` maps the memory or returns False. Pages that were mapped before a
+    refusal stay cached.
     """
     block: Block | None = start
     if not start.cached:
@@ -51,7 +51,7 @@ def grow(start: Block, size_bytes: int, map_pages: Callable[[int, int], bool]) -
 
 
 def shrink(block: Block, unmap_pages: Callable[[int, int], None]) -> Block | None:
-    """Unmap all whole pages in a cached block; return the unmapped block if it is then the whole range.
+    """Unmap all whole pages in a cached block; return the unmapped block if it is the whole range, else None.
 
     `unmap_pages(address, size_bytes)` releases the pages. None is returned if other pages of the range are
     still mapped, or the block has no whole page.
@@ -75,10 +75,7 @@ def shrink(block: Block, unmap_pages: Callable[[int, int], None]) -> Block | Non
 
 
 def _insert_gap(gap: Block) -> Block | None:
-    """Merge an unmapped block with unmapped neighbours; return the result if it is the whole range.
-
-    None is returned if other blocks remain in the range.
-    """
+    """Merge an unmapped block with unmapped neighbours; return it if it is the whole range, else None."""
     pool = gap.pool
     if gap.next is not None and _is_unmapped(gap.next):
         pool.unmapped.remove(gap.next)

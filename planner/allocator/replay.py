@@ -32,20 +32,14 @@ class Failure(Struct, frozen=True):
 
 
 class Peaks(Struct, frozen=True):
-    """The allocated and the reserved peak of one part of the loop.
-
-    Memory allocated before the part counts.
-    """
+    """The allocated and reserved peak of one part of the loop, counting memory allocated before it."""
 
     allocated_bytes: int
     reserved_bytes: int
 
 
 class PhasePeak(Struct, frozen=True):
-    """The allocated and the reserved peak of one phase in one step.
-
-    `end_allocated_bytes` is allocated at the end of the phase.
-    """
+    """The allocated and reserved peak of one phase in one step, and the bytes allocated at its end."""
 
     step: int
     phase: Phase

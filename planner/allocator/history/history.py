@@ -22,7 +22,7 @@ MOST_EVENTS = 400_000  # three steps of a ResNet-50 have 20,000
 
 
 class HistoryEvent(NamedTuple):
-    """One recorded action of torch's allocator."""
+    """One recorded action of torch's allocator, such as an allocation, a free or a refused request."""
 
     action: str  # one of `ACTIONS`
     address: int  # of an `oom` the free bytes of the GPU, 0 if not recorded

@@ -84,7 +84,7 @@ NO_STACK = Stack()
 
 @lru_cache(maxsize=2**14)
 def function_category(path: str, name: str) -> tuple[bool, Category | None]:
-    """Return whether a rule in `_RULES` matches a Python function, and the category of its blocks.
+    """Return whether a rule in `_RULES` matches a Python function, and its blocks' category or None.
 
     The category is None if it is unknown or no rule matches.
     """

@@ -133,7 +133,7 @@ def max_batch_of_arguments(
 def plan_trainer(
     trainer: Any, *, multiple_of: int = 1, grow: bool = False, **options: Unpack[Options]
 ) -> MaxBatchResult | None:
-    """Set the batch size and accumulation of a Trainer so that batches fit, and return the plan.
+    """Set the batch size and accumulation of a Trainer so that batches fit, and return the plan or None.
 
     The Trainer is of transformers or TRL. The trainer is used as constructed: `SFTTrainer`, `DPOTrainer`,
     `RewardTrainer`, `Trainer`, or a class of yours that extends one of them. A copy of it without weights

@@ -202,7 +202,7 @@ def answers_folder(options: Options) -> Path | None:
 
 
 def _changed_settings() -> Mapping[str, str]:
-    """Return changed torch settings that affect traces, by name. Empty if torch is not imported."""
+    """Return changed torch settings that affect traces, by name; none if torch is not imported."""
     if sys.modules.get("torch") is None:
         return {}
     from planner.capture import changed_settings
@@ -249,7 +249,7 @@ def _load_trace(model: Model | None, options: Options, path: Path) -> tuple[Save
 def make_job(
     model: Model | None, options: Options, stores: Sequence[ProgramStore] = ()
 ) -> tuple[Job, int | None, Factory | None]:
-    """Return the job of a model, its default batch size, and the model's factory.
+    """Return a model's job, its default batch size or None, and the model's factory or None.
 
     The batch size is None unless `model` is a name in the catalogue. The factory is None unless `model` is
     callable. Raises UsageError or DataFileError.

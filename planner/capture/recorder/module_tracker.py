@@ -41,10 +41,9 @@ class ModuleTracker:
             after.remove()
 
     def name_in(self, phase: Phase) -> str:
-        """Return the name of the innermost running module, or of the module behind a running autograd node.
+        """Return the name of the innermost running module, or else of the autograd node's module, or "".
 
-        The second is for the backward pass if no module runs: the module made the node. If there is neither,
-        "" is returned.
+        The second is for the backward pass if no module runs: the module made the running node.
         """
         if phase is not Phase.BACKWARD or len(self._stack) > 1:
             return self._stack[-1][1]

@@ -31,7 +31,7 @@ _COPY_BYTES = 65536  # sizes, counts and flags that a script or the ranks of a j
 
 
 class RunOptions(Struct, frozen=True):
-    """The options for a run of a command on emulated GPUs."""
+    """The options for a run of a command: the emulated GPUs, when it ends, and what it records."""
 
     device: Device
     gpu_count: int = 1

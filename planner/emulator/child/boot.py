@@ -40,7 +40,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Load the stand-in libraries before the first import of a module in `_FIRST`, and return its spec.
+        """Load the stand-ins before the first import of a module in `_FIRST`; return its spec, or None.
 
         A spec is also returned for a module in `_ATTACHED`. Its loader patches the module after running it.
         The result is None for other modules, and if torch is not installed.

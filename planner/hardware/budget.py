@@ -196,7 +196,7 @@ def memory_for_replay(device: Device, correction: Correction | None) -> tuple[fl
 
 
 def _process_overhead(device: Device, correction: Correction | None) -> tuple[float, float, float | None]:
-    """Return the bytes of a process outside its replay, their deviation, and a calibration's slope.
+    """Return the bytes of a process outside its replay, their deviation, and a calibration's slope or None.
 
     Without a calibration's line, the bytes are the context and NCCL's memory, and the slope is None. With a
     line, its overhead is added, and replaces the context if the overhead includes the context.

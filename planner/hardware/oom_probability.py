@@ -23,7 +23,7 @@ TOLERANCE = 0.1  # as a share of the smaller of a probability and its complement
 def estimate_oom_probability(
     budget: Budget, trace: Trace, run: Replay, limit_replays: Iterable[tuple[MemoryLimits, Replay]] = ()
 ) -> float | None:
-    """Return the probability that a replayed batch runs out of memory on the GPU.
+    """Return the probability that a replayed batch runs out of memory on the GPU, or None if unknown.
 
     Returns None if nothing bounds the memory, or if no run resembles the job and no calibration has a line
     for it. `run` is a replay that did not fail, under limits of the budget's configuration. The smallest

@@ -33,7 +33,7 @@ class MatchLevel(StrEnum):
 
 
 class Correction(Struct, frozen=True):
-    """The correction of an estimate by stored calibrations, for a job on a GPU."""
+    """What corrects estimates of a job on a GPU: a calibrated context, a fitted line, and an extra spread."""
 
     level: MatchLevel
     about: str  # a phrase that names the calibration
@@ -45,7 +45,10 @@ class Correction(Struct, frozen=True):
 
 
 class CalibrationQuery(Struct, frozen=True):
-    """A job on a GPU for which a calibration is searched. `torch` is None to match every version."""
+    """A job on a GPU, with torch version and allocator settings, for which a calibration is searched.
+
+    `torch` is None to match every version.
+    """
 
     job: Job
     device: Device

@@ -42,7 +42,7 @@ class Versions(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
-    """The settings of a process that affect its memory and are no part of its job."""
+    """The TF32 and allocator settings of a process, which affect its memory and are no part of its job."""
 
     matmul_tf32: bool = False  # `torch.backends.cuda.matmul.allow_tf32`
     cudnn_tf32: bool = True  # `torch.backends.cudnn.allow_tf32`

@@ -94,9 +94,9 @@ class Cudnn:
     def _find(
         self, capability: tuple[int, int], multiprocessors: int, query: Convolution, every: bool
     ) -> tuple[Engine, ...]:
-        """Return the engines for a query, from the cache file or from a process.
+        """Return the engines for a query from the cache file or a process, () for a `silent` capability.
 
-        New answers are cached. Returns () for a capability in `silent`.
+        New answers are cached.
         """
         if capability in self.silent:
             return ()
@@ -113,10 +113,9 @@ class Cudnn:
         return engines
 
     def _request(self, capability: tuple[int, int], message: dict[str, Any]) -> list[Any]:
-        """Send a query to a cuDNN process, and return the answer.
+        """Send a query to a cuDNN process, and return the answer, or [] if the query ends the process.
 
-        The process is started if needed. If the query ends the process, the answer is empty and the
-        capability is added to `silent`.
+        The process is started if needed. If the query ends it, the capability is added to `silent`.
         """
         has_tf32 = capability >= TF32_SINCE
         if has_tf32 not in self._workers or self._asked[has_tf32] == QUERIES_OF_PROCESS:

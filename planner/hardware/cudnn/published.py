@@ -23,9 +23,7 @@ CHANNELS_IN, CHANNELS_OUT = range(48, 449), range(416, 1809)
 
 
 def image_wise_terms(convolution: Convolution) -> int | None:
-    """Return the number of terms in each sum of a weight gradient that cuDNN may compute image by image.
-
-    Returns None for other convolutions.
+    """Return the terms per sum of a weight gradient that cuDNN may take image by image, None for others.
 
     The gradient of a pointwise convolution is one product that sums over batch x positions, or one product
     for each image, whose results are added up. cuDNN takes one product for each image if the sums are short

@@ -71,7 +71,7 @@ class StoredKeys:
 
 @dataclass(frozen=True)
 class Answers:
-    """The stored answers for one type and layout on one group of GPUs."""
+    """The stored workspace curves of one data type and layout on one group of GPUs."""
 
     cudnn: str
     gpus: StoredGpus  # the GPUs that the answers are for

@@ -183,7 +183,7 @@ def check_evaluated(job: Job) -> None:
 
 
 def _resized(base: Job, inputs: Sequence[TensorSpec]) -> TensorSpec | None:
-    """Return a job's target for new inputs, resized if it had the spatial size of the first input."""
+    """Return a job's target or None for new inputs, resized if it had the first input's spatial size."""
     if base.samples.target is None or not base.samples.inputs:
         return base.samples.target
     target, old, new = base.samples.target.shape, base.samples.inputs[0].shape, inputs[0].shape

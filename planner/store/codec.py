@@ -87,7 +87,7 @@ class EncodedProgram(Struct, frozen=True):
 
 
 class ProgramFile(Struct, frozen=True):
-    """The contents of a file of programs. `about` has all data other than the programs."""
+    """The programs of a file, and all other data of the file (`about`)."""
 
     programs: tuple[EncodedProgram, ...]
     about: About

@@ -110,7 +110,7 @@ def _libraries_of_tuning(job: Job) -> tuple[str, ...]:
 
 
 def _optimizer_digest(job: Job) -> str | None:
-    """Return the digest of an optimizer's file or the version of its library, or "" for PyTorch's optimizers.
+    """Return the digest of an optimizer's file or its library's version, "" for PyTorch's, None if unknown.
 
     Returns None if the file has no digest, or the library is not installed.
     """

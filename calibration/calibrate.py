@@ -43,7 +43,7 @@ from planner.program import OnProgress, Target, has_convolutions
 
 
 class ImportResult(Struct, frozen=True):
-    """The result of an import: calibrations, failures and skipped records."""
+    """The result of importing a measuring script's records: calibrations, failures and skipped records."""
 
     calibrations: tuple[Calibration, ...]
     failures: tuple[str, ...]  # one line for each job that cannot be traced or replayed

@@ -158,7 +158,7 @@ def cap_of_process(meter: TrainingMeter) -> int | None:
 
 
 def settings_of(meter: TrainingMeter, alloc_conf: str, cap_bytes: int | None) -> Settings:
-    """Return this process's TF32 settings, with an allocator configuration and a cap."""
+    """Return this process's TF32 settings together with an allocator configuration and an allocator cap."""
     return replace(meter.gpu.settings, alloc_conf=alloc_conf, allocator_cap_bytes=cap_bytes)
 
 

@@ -97,7 +97,7 @@ def sweep(
 
 
 def run_task(task: Task) -> TaskResult:
-    """Plan a task's job on the task's GPUs in this process, and return the figures, or why it failed."""
+    """Plan a task's job in this process, and return the figures of each of its GPUs, or why it failed."""
     start = perf_counter()
     try:
         with _ONE_CAPTURE, redirect_stdout(sys.stderr):

@@ -120,7 +120,10 @@ class GuardPlan(Struct, frozen=True):
 
 @model_errors("the training cannot be planned")
 def plan_training(request: GuardRequest, meter: "TrainingMeter") -> GuardPlan:
-    """Return the plan of a guarded training run. Raises only the errors of `planner.errors`."""
+    """Return the planned memory of a guarded training run, and the verdict whether it fits.
+
+    Raises only the errors of `planner.errors`.
+    """
     from planner.capture import outside_autocast, read_training
 
     training = read_training(request.model, request.batch, request.loss, request.step)

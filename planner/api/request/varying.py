@@ -73,7 +73,7 @@ def is_varying(request: Request) -> bool:
 
 
 def max_batch_of_varying(request: Request, multiple_of: int, no_retries: bool) -> VaryingResult:
-    """Return the plan of the largest batch of samples of varying sizes.
+    """Return the largest batch that fits, for samples of varying sizes.
 
     Raises the errors of `planner.errors`.
     """
@@ -88,7 +88,7 @@ def max_batch_of_varying(request: Request, multiple_of: int, no_retries: bool) -
 
 
 def estimate_of_varying(request: Request) -> VaryingResult:
-    """Return the plan of one batch size of samples of varying sizes.
+    """Return the memory of one batch size, and whether it fits, for samples of varying sizes.
 
     Raises the errors of `planner.errors`.
     """

@@ -37,7 +37,7 @@ _HOOKS_OF_OPTIMIZERS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_h
 
 @contextmanager
 def preserve_process_state() -> Iterator[Callable[[], Callable[[], None]]]:
-    """Restore the process's settings and torch modes on exit, and yield a function that notes the changes.
+    """Restore settings and torch modes on exit; yield a function that notes the changes, to repeat them.
 
     The function notes the changes made before its call and returns a function that repeats them. Plans of
     several threads run one after another, since they replace functions of torch for the whole process.

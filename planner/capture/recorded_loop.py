@@ -46,7 +46,7 @@ def record_loop(loop: CapturedLoop, capability: tuple[int, int]) -> Trace:
 
 
 def _run(loop: CapturedLoop, stack: ExitStack) -> Notes:
-    """Run the loop and return the notes of all techniques.
+    """Run the loop, and return the notes of all techniques for the trace.
 
     The first technique that defines `run_loop` runs the loop. The notes are in the order of the techniques.
     Contexts of the techniques (`open_loop`) are entered on `stack`.

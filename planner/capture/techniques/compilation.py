@@ -22,7 +22,7 @@ def _track_modules(loop: CapturedLoop) -> Iterator[Callable[[], Notes]]:
 
 @contextmanager
 def _compile(loop: CapturedLoop) -> Iterator[Callable[[], Notes]]:
-    """Make torch.compile work on meta tensors inside the context, and yield a function that returns notes.
+    """Make torch.compile work on meta tensors in the context; yield a function that returns notes on it.
 
     Modules are not tracked, since compiled code calls no modules.
     """

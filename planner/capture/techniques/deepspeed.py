@@ -41,7 +41,7 @@ _HELD = {
 
 
 def run_zero(job: Job, model: nn.Module, batch: int, recorder: Recorder) -> tuple[str, ...]:
-    """Record training with DeepSpeed's engine, and return notes. `job.loop.steps` optimizer steps run."""
+    """Record `job.loop.steps` optimizer steps with DeepSpeed's engine, and return notes for the trace."""
     config = fill_deepspeed(job, batch, hidden_size_of(model))
     micro_batches = config["gradient_accumulation_steps"]
     few = config["gradient_accumulation_steps"] = min(micro_batches, MOST_MICRO_BATCHES)

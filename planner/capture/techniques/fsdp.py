@@ -25,7 +25,7 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def shard_blocks(model: nn.Module, job: Job, mesh: Any, recorder: Recorder) -> str:
-    """Shard a model's repeated blocks, then its remaining parameters, in place, and return a note.
+    """Shard a model's repeated blocks, then its other parameters, in place; return a note for the trace.
 
     With `by=accelerate`, accelerate shards the model. Raises UsageError if `fully_shard` refuses.
     """

@@ -52,7 +52,7 @@ def with_batch_on_gpu(run: Callable[[bool], Trace]) -> Trace:
 
 
 def run_steps(loop: CapturedLoop) -> Notes:
-    """Record the set-up and all steps of a user's own training step or trainer, and return notes.
+    """Record the set-up and steps of a user's training step or trainer, and return notes for the trace.
 
     Raises SidesMetError if a step uses tensors of the CPU and the GPU together.
     """

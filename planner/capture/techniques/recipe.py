@@ -34,7 +34,7 @@ def _freeze(model: BuiltModel, job: Job) -> BuiltModel:
 
 
 def run_recipe(loop: CapturedLoop) -> Notes:
-    """Record the set-up and the steps of a job, and return notes."""
+    """Record the set-up and the steps of a job, and return notes for the trace."""
     job, model, recorder = loop.job, loop.model, loop.recorder
     if job.loop.loss is Loss.TRAINING_STEP:
         recorder.facts.add(Fact.WEIGHTS_FROM_HOST)  # as Lightning's strategies load checkpoints

@@ -36,7 +36,7 @@ def _open_model(model: nn.Module, job: Job, recorder: Recorder) -> Iterator[Note
 
 
 def _shard_model(model: nn.Module, job: Job, recorder: Recorder) -> tuple[str, ...]:
-    """Split a model's weights and shard its blocks as the job specifies, and return notes.
+    """Split a model's weights and shard its blocks as the job says, and return notes for the trace.
 
     If accelerate shards the model, it moves the model from the CPU, which `recorder` records. If all ranks
     hold equal parts, `Fact.EQUAL_PARTS` is added to the recorder's facts.

@@ -10,7 +10,7 @@ from planner.jobs import Job
 
 
 def split_tensors(model: Any, job: Job, mesh: Any) -> str:
-    """Split a model's weights in place, and return a note.
+    """Split a model's weights over ranks in place, and return a note for the trace.
 
     The split is as by `from_pretrained(tp_plan="auto")`. Raises UsageError if the model has no plan, or if
     its weights cannot be divided as the plan requires.

@@ -128,7 +128,7 @@ class ScriptLogger:
             self._held.setdefault(device, []).append((place, table))
 
     def rows(self, device: int) -> dict[str, Any]:
-        """Return the record of one GPU as a JSON object."""
+        """Return the phases, modules and held tensors recorded on one GPU, as a JSON object."""
         return {
             "marks": self._marks.get(device, []),
             "held": self._held.get(device, []),

@@ -29,7 +29,7 @@ _ELEMENT_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
 class Term(StrEnum):
-    """The purpose of a part of a workspace."""
+    """The purpose of a part of a workspace, such as a copy of an operand, partial sums or an FFT."""
 
     COPY = "copy"  # of x, w or y: in another layout
     FILLED = "filled copy"  # the same, at least 1.5 times as large: channels are filled up to 8 or 16 bytes

@@ -57,7 +57,7 @@ _OTHER_CHANNELS = Range(2, 2, 8)  # logs of RTX 4090 (nccl-tests #307); a bridge
 
 
 class Communicator(NamedTuple):
-    """The properties of a communicator that decide its memory."""
+    """A communicator by what decides its memory: NCCL's version, the GPUs' capability, and the ranks."""
 
     nccl: tuple[int, int]  # version
     capability: tuple[int, int]  # of the GPUs

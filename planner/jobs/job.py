@@ -293,7 +293,7 @@ class Job(Struct, frozen=True):
 
 
 class JobField(NamedTuple):
-    """A field of one of a job's parts."""
+    """A field of a job's part: the names of the part and the field, and the field's type."""
 
     part: str  # name of the part, a field of `Job`
     name: str  # name of the field within the part

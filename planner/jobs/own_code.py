@@ -44,7 +44,7 @@ class CodeKind(Enum):
 
 
 def kind_of_code(name: str, given: Collection[str] = ()) -> CodeKind:
-    """Return the kind of FILE.py:NAME by its source, or MODEL if the source does not show the kind.
+    """Return the `CodeKind` of FILE.py:NAME by its source, or MODEL if the source does not show it.
 
     `given` are the names of the arguments in the call of FILE.py:NAME. Raises UsageError for a function that
     needs no arguments and returns nothing, and for a method of an object that trains.

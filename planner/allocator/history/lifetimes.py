@@ -196,7 +196,7 @@ def allocations_of(
 
 
 def common_phase_starts(traced: Iterable[Event], recorded: Iterable[Event], ends: Pair) -> list[Pair]:
-    """Return the allocation counts of both sides at the starts of common phases.
+    """Return the allocation counts of trace and recording at the starts of their common phases.
 
     A count is the number of allocations before the phase, and the phases are in order. The list begins with
     (0, 0) and ends with `ends`. A phase that begins several times in a step, as with gradient accumulation,

@@ -21,11 +21,7 @@ _TILE_BYTES = 16 * _BLOCK_THREADS  # bytes that a thread block copies at a time
 
 
 def _split_with_sizes_copy(args: Args, out: Any, target: Target) -> Ops:
-    """Return the op for the table of a single-kernel copy, or () if no table is needed.
-
-    The parts of a tensor are copied to separate tensors. No table is needed if they are copied one after
-    another.
-    """
+    """Return the ops of `split_with_sizes_copy`: a table for one kernel, or () if it copies part by part."""
     source, sizes, dim, parts = args[:4]
     if not _are_dense(source, *parts) or any(part.dtype is not source.dtype for part in parts):
         return ()  # copied one after another
@@ -43,7 +39,7 @@ def _split_with_sizes_copy(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _chunk_cat(args: Args, out: Any, target: Target) -> Ops:
-    """Return the op for the table of a single-kernel concatenation, or the ops for padded copies.
+    """Return the ops of `_chunk_cat`: a table for one kernel, or else padded copies of uneven tensors.
 
     Chunks of tensors are concatenated. If a single kernel cannot do it, tensors that do not split into equal
     chunks are padded.

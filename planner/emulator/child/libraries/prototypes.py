@@ -36,7 +36,7 @@ class Parameter:
 
     @property
     def is_output(self) -> bool:
-        """Return whether a value may be written through the parameter: a single pointer that is not const."""
+        """Return whether a value may be written through the parameter, one pointer or array without const."""
         return self.text.count("*") + self.text.count("[") == 1 and "const" not in self.text
 
 
@@ -111,7 +111,7 @@ def _parameter(index: int, text: str) -> Parameter:
 
 
 def generate(library: Library, preprocessed: str, defined: Iterable[str], imported: Iterable[str]) -> str:
-    """Return C source that defines the functions that a library lacks.
+    """Return C source for the functions of a library that its stand-in does not define.
 
     Functions in `defined` are not generated. Functions in `imported` are defined even if the headers have no
     prototype for them.

@@ -72,11 +72,7 @@ def sets_cudnn_benchmark(name: str) -> bool:
 
 
 def check_code(name: str) -> None:
-    """Raise UsageError if the source shows that FILE.py:NAME is not a model.
-
-    The error is raised if the file or the name does not exist, or if the class has a training method but no
-    `forward`.
-    """
+    """Raise UsageError if FILE.py:NAME does not exist, or is a class that trains but has no `forward`."""
     file, _, attribute = name.rpartition(":")
     if not Path(file).is_file():
         raise UsageError(f"{name}: there is no file {shown(file)}; check the path")

@@ -289,10 +289,9 @@ def _returns_its_loss(job: Job) -> bool:
 
 
 def _check_own_code(job: Job) -> None:
-    """Raise UsageError if the source shows that a job's FILE.py:NAME is not a model.
+    """Raise UsageError if a job's FILE.py:NAME does not exist, or trains but has no `forward`.
 
-    The file or the name may not exist, or the class may have a training method but no `forward`. Models that
-    are not from a file are not checked.
+    Models that are not from a file are not checked.
     """
     if _is_of(job, "file"):
         check_code(split_model(job.model.origin).name)

@@ -7,5 +7,5 @@ from .history import (
 from .launch import RunOptions as RunOptions, run_emulated as run_emulated
 from .record import (
     EmulatedRun as EmulatedRun, GpuRecord as GpuRecord, OutOfMemory as OutOfMemory, GpuPeaks as GpuPeaks,
-    SharedGpu as SharedGpu,
+    SharedGpu as SharedGpu, program_name as program_name,
 )

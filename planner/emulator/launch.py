@@ -18,7 +18,7 @@ from planner._support.atomic_write import write_bytes
 from planner._support.processes import end_processes
 from planner.emulator.gpu import describe_gpu
 from planner.emulator.history import read_histories
-from planner.emulator.record import EmulatedRun, GpuRecord, read_gpu_peaks, read_records
+from planner.emulator.record import EmulatedRun, GpuRecord, program_name, read_gpu_peaks, read_records
 from planner.errors import DataFileError, ModelError, PlannerError, UsageError, unsaved
 from planner.hardware import MIB, Device
 from planner.program import OnProgress
@@ -88,10 +88,12 @@ def run_emulated(
     if not records:
         if code:
             used = "before its first optimizer step" if any_used else "before it used a GPU"
-            raise ModelError(f"{command[0]}: {run.ending} {used}")
-        raise ModelError(f"{command[0]}: it ended without using a GPU; check that it trains on cuda")
+            raise ModelError(f"{program_name(command)}: {run.ending} {used}")
+        raise ModelError(
+            f"{program_name(command)}: it ended without using a GPU; check that it trains on cuda"
+        )
     if code and run.failure is None and not run.crash:
-        raise ModelError(f"{command[0]}: {run.ending}, and not for want of GPU memory")
+        raise ModelError(f"{program_name(command)}: {run.ending}, and not for want of GPU memory")
     return run
 
 

@@ -3,7 +3,8 @@
 There is one record for each process and GPU.
 """
 
-from pathlib import Path
+from collections.abc import Sequence
+from pathlib import Path, PurePath
 from struct import unpack
 
 import msgspec
@@ -36,6 +37,11 @@ class OtherProcess(Struct, frozen=True):
 
     rank: int
     process_bytes: int
+
+
+def program_name(command: Sequence[str]) -> str:
+    """Return the name of a command's first Python file, or else of its program, without folders."""
+    return PurePath(next((word for word in command if word.endswith(".py")), command[0])).name
 
 
 class OutOfMemory(Struct, frozen=True):

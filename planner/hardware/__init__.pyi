@@ -7,7 +7,7 @@ from .budget import (
 from .database import (
     EMULATED as EMULATED, device_key as device_key, find_device as find_device, load_devices as load_devices,
     load_other_devices as load_other_devices,
-    search_devices as search_devices,
+    search_devices as search_devices, search_words as search_words,
 )
 from .device import (
     Device as Device, GENERIC_CAPABILITY as GENERIC_CAPABILITY, LARGEST_TOTAL_MIB as LARGEST_TOTAL_MIB,

@@ -174,15 +174,23 @@ def is_emulated(gpu: str) -> bool:
     return gpu.endswith(EMULATED)
 
 
+def search_words(devices: Iterable[Device]) -> frozenset[str]:
+    """Return the words of `devices` that `search_devices` compares with, in lower case."""
+    return frozenset(word for device in devices for text in _texts(device) for word in _words(text))
+
+
 def _matches(term: str, device: Device) -> bool:
-    about = device.about
-    texts = [device.name, device.vendor.value, *device.aliases]
-    if about is not None:
-        texts += [about.line.value, about.memory_type, *about.instances]
     key = "".join(_words(term))
     is_capability = device.vendor is Vendor.NVIDIA and term == ".".join(map(str, device.capability))
-    ends = ("".join(words[index:]) for words in map(_words, texts) for index in range(len(words)))
+    texts = map(_words, _texts(device))
+    ends = ("".join(words[index:]) for words in texts for index in range(len(words)))
     return is_capability or (bool(key) and any(end.startswith(key) for end in ends))
+
+
+def _texts(device: Device) -> list[str]:
+    """Return the texts that describe a GPU: its name, aliases, maker, product line, memory and instances."""
+    about, texts = device.about, [device.name, device.vendor.value, *device.aliases]
+    return texts if about is None else [*texts, about.line.value, about.memory_type, *about.instances]
 
 
 def _words(text: str) -> list[str]:

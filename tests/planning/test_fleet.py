@@ -277,7 +277,9 @@ def test_orders() -> None:
     [
         ({"sort": "beauty"}, "--sort beauty: give one of max_batch, memory, name, process, headroom"),
         ({"gpu": "4090"}, "--gpu: all GPUs are planned for; choose with --filter"),
-        ({"filter": "voodoo"}, "no GPU of the database is left: loosen --filter, --min-mib or --max-mib"),
+        ({"filter": "voodoo"}, "--filter: no GPU matches 'voodoo'"),
+        ({"filter": "consummer ada"}, "--filter: no GPU matches 'consummer'; the nearest: consumer"),
+        ({"filter": "h100 l4"}, "no GPU of the database is left: loosen --filter, --min-mib or --max-mib"),
         ({"min_mib": 10, "max_mib": 5}, "no GPU of the database is left: loosen --filter, --min-mib or"),
         ({"max_mib": 0}, "no GPU of the database is left: loosen --filter, --min-mib or"),
         ({"batch": 0}, "--batch"),

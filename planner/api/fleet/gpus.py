@@ -32,9 +32,10 @@ from planner.hardware import (
     load_devices,
     load_other_devices,
     search_devices,
+    search_words,
 )
 from planner.hardware.calibration import find_calibration
-from planner.jobs import BatchShape, Compile, Job, check_count, size_ranges
+from planner.jobs import BatchShape, Compile, Job, check_count, nearest, shown, size_ranges
 from planner.planning import (
     Answer,
     DeviceFit,
@@ -305,6 +306,12 @@ def choose_devices(
 ) -> tuple[Device, ...]:
     given = [words] if isinstance(words, str) else list(words or ())
     known = (*load_devices(), *(load_other_devices() if given else ())) if devices is None else tuple(devices)
+    for word in (part for one in given for part in one.split()):
+        if not search_devices(known, [word]):
+            near = nearest(word, search_words(known))
+            raise UsageError(
+                f"--filter: no GPU matches {shown(word)}" + (f"; the nearest: {near}" if near else "")
+            )
     low, high = min_mib or 0, inf if max_mib is None else max_mib
     selected = tuple(one for one in search_devices(known, given) if low <= one.total.value / MIB <= high)
     if not selected:

@@ -52,7 +52,7 @@ from planner.capture import (
     trainer_maker,
 )
 from planner.errors import UsageError, reason_of
-from planner.jobs import ClipGradients, Optimizer, OptimizerImpl, Precision, ZeroGrad
+from planner.jobs import ClipGradients, Optimizer, OptimizerImpl, Precision, ZeroGrad, kind_text
 
 prepare_torchvision()  # transformers imports torchvision if it is installed
 
@@ -355,6 +355,8 @@ def _loop_of_accelerator(model: Any, sample: Mapping[str, Any], optimizer: Any, 
 
     # accelerate/accelerator.py, prepare_model: mixed precision gives the model another forward, several
     # processes put it into DistributedDataParallel.
+    if not isinstance(sample, Mapping):
+        raise UsageError(f"sample: {kind_text(sample)}; give a dict of the arguments of the model's forward")
     if "_original_forward" in vars(model) or type(model).__name__ == "DistributedDataParallel":
         raise UsageError("the model is prepared already; plan before accelerator.prepare(model)")
     notes = notes_of_accelerator(accelerator)

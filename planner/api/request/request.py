@@ -320,10 +320,14 @@ def _samples(given: Sample | Sequence[Sample] | None) -> list[TensorSpec]:
     several = given if isinstance(given, list | tuple) else () if given is None else (given,)
     for one in several:
         if not isinstance(one, str | TensorSpec):
-            raise UsageError(
-                f"tensor {one!r}: write one sample as a text, such as '3x224x224' or '128:int64'"
-            )
+            raise UsageError(f"{_about(one)}: write one sample as a text, such as '3x224x224' or '128:int64'")
     return [one if isinstance(one, TensorSpec) else parse_tensor_spec(one) for one in several]
+
+
+def _about(sample: object) -> str:
+    """Return text that names a sample of a wrong type, by the shape if it is a tensor or array."""
+    shape = getattr(sample, "shape", None)
+    return f"tensor {sample!r}" if shape is None else f"{kind_text(sample)} of shape {tuple(shape)}"
 
 
 def find_multiple(multiple_of: int | None) -> int:

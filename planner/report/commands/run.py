@@ -2,10 +2,9 @@
 
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import PurePath
 from typing import Any
 
-from planner.emulator import EmulatedRun, GpuPeaks, GpuRecord, OutOfMemory, SharedGpu
+from planner.emulator import EmulatedRun, GpuPeaks, GpuRecord, OutOfMemory, SharedGpu, program_name
 from planner.planning import DisplayLimits
 from planner.planning.command import CommandPlan, ExplainedRun
 from planner.program import LARGEST_BATCH, Outcome
@@ -164,8 +163,7 @@ def run_summary(explained: ExplainedRun) -> Summary:
     """Return the summary of an explained emulated run, for the page and the picture."""
     run = explained.run
     gpu = f"{run.gpu} (emulated)"
-    scripts = [word for word in run.command if word.endswith(".py")]
-    name = PurePath(scripts[0] if scripts else run.command[0]).name
+    name = program_name(run.command)
     stopped = f", stopped after {run.largest.step_count} optimizer steps" if run.largest.was_stopped else ""
     return Summary(
         name=name,

@@ -58,6 +58,46 @@ def test_embedding_gradient_of_many_indices_sorts_them() -> None:
     )  # fmt: skip
 
 
+def sums(grad: Tensor, indices: Tensor, rows: int) -> tuple[Op, ...]:
+    """Return the ops after those that hold the groups of equal indices and of their partial rows."""
+    return steps(aten.embedding_dense_backward.default, grad, indices, rows, -1, False)[15:]
+
+
+def test_partial_rows_of_few_groups_are_added_as_they_are_made() -> None:
+    """Of 40,200 indices of 30 rows, 4050 partial rows: their indices, and half precision in float32."""
+    grad, indices = meta(40_200, 16), index(40_200)
+    assert sums(grad, indices, 30) == (Hold(4050 * 8),)
+    assert sums(grad.half(), indices, 30) == (Hold(4050 * 8), Hold(30 * 16 * 4))
+    assert sums(meta(40_200, 4096), indices, 130) == (Hold(4150 * 4096 * 4),)  # 520 blocks of threads
+    assert sums(meta(4020, 16), index(4020), 300) == (Hold(702 * 16 * 4),)  # few partial rows for each
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert sums(grad, indices, 30) == (Hold(4050 * 16 * 4),)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "storage"),
+    [
+        ((8, 9), torch.int64, 3071), ((8, 9), torch.int32, 2815), ((8, 0), torch.int64, 3071),
+        ((9, 0), torch.int64, 2815), ((12, 0), torch.int64, 2047),
+    ],
+)  # fmt: skip
+def test_counts_scale_gradients_by_frequency(
+    capability: tuple[int, int], dtype: torch.dtype, storage: int
+) -> None:
+    """Counts are held, and take the storage of two scans before the gradient is made."""
+    args = (meta(196_608, 8), meta(196_608, dtype=dtype), 100, -1, True)
+    ops = steps(aten.embedding_dense_backward.default, *args, capability=capability)
+    count = Hold(196_608 * dtype.itemsize)
+    assert ops[ops.index(REST) - 4 : ops.index(REST)] == (Release(1), count, storage, storage)
+    offsets = index(1)
+    bag_args = (*args[:2], offsets, args[1], offsets, offsets, 100, True, 0, False, None)
+    bag = steps(aten._embedding_bag_backward.default, *bag_args, out=args[0], capability=capability)
+    assert count in bag and storage in bag
+
+
 @pytest.mark.parametrize(
     ("capability", "dtype", "storage"),
     [

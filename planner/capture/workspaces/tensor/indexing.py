@@ -26,41 +26,57 @@ from planner.capture.workspaces.ops import (
     ReleaseBeneath,
     Rule,
 )
-from planner.capture.workspaces.tensor.sorting import radix_sort_bytes
-from planner.program import Target
+from planner.capture.workspaces.tensor.sorting import radix_sort_bytes, scan_by_key_bytes
+from planner.program import Target, TorchVersion
 
 _FEW_INDICES = 3072  # up to here, one kernel runs without sorting (ATen/native/cuda/Embedding.cu)
 _SCANNED_TOGETHER = 896  # elements of 8 bytes in a tile of CUB's scan, on 7.5, 8.6 and 9.0 with CUDA 13.0
 _MASKS = (torch.bool, torch.uint8)
 _ROWS_PER_THREAD = 10  # NROWS_PER_THREAD of EmbeddingBackwardKernel.cu
+_ADDED_SINCE: TorchVersion = (2, 11)  # pytorch/pytorch#172454
 
 
 def _embedding_backward(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of an embedding's gradient: copies and, for many indices, a sort and partial rows.
+    """Return the ops of an embedding's gradient: copies and, for many indices, a sort and sums of equal ones.
 
-    Many indices are sorted, and rows of equal indices are summed ten at a time into partial rows in float32.
-    There are at most a tenth as many partial rows as indices, plus the number of distinct indices. Sources of
-    2026 have another path without partial rows for few rows and many indices; torch 2.13 is assumed to lack
-    it. Source: ATen/native/cuda/Embedding.cu and EmbeddingBackwardKernel.cu.
+    Source: ATen/native/cuda/Embedding.cu.
     """
     grad, indices, rows, _, by_frequency = args[:5]
-    many = indices.numel()
     before = contiguous_copies(indices, grad)
-    if many <= _FEW_INDICES and not by_frequency:
+    if indices.numel() <= _FEW_INDICES and not by_frequency:
         return (*before, Outputs())
-    return (*before, *_sort_and_sum(indices, rows, grad, target))
+    may_add = target.torch >= _ADDED_SINCE and not torch.are_deterministic_algorithms_enabled()
+    return (*before, *_sort_and_sum(indices, rows, grad, target, by_frequency, may_add))
 
 
-def _sort_and_sum(indices: Tensor, rows: int, grad: Tensor, target: Target) -> Ops:
-    many, unit = indices.numel(), indices.element_size()
+def _sort_and_sum(
+    indices: Tensor, rows: int, grad: Tensor, target: Target, by_frequency: bool, may_add: bool
+) -> Ops:
+    """Return the ops that sort indices and sum the rows of equal ones, ten at a time, into partial rows.
+
+    Scaled by frequency, sums take counts of indices, which are scanned forwards and backwards. There are at
+    most a tenth as many partial rows as indices, plus the number of distinct indices. They are held until
+    they are summed. If they may be added to the gradient, and sums would occupy few SMs, they are added as
+    they are made, and only the index of each is held. Source: ATen/native/cuda/EmbeddingBackwardKernel.cu.
+    """
+    many, unit, width = indices.numel(), indices.element_size(), grad.shape[-1]
     segments = min(many, rows)
     partial = many // _ROWS_PER_THREAD + segments
+    scan = scan_by_key_bytes(many, unit, target.capability)
+    counts = (Hold(many * unit), scan, scan) if by_frequency else ()
+    threads = 32 * ceil_div(width, 32)
+    blocks = ceil_div(segments * threads, min(threads, 1024))
+    sums: Ops = (Hold(partial * width * accumulator_bytes(grad)),)
+    if may_add and blocks < 4 * target.sm_count and partial > 4 * blocks:
+        in_float32 = (Hold(rows * width * 4),) if grad.element_size() == 2 else ()
+        sums = (Hold(partial * unit), *in_float32)
     return (
         Hold(many * unit),  # the sorted indices
         Hold(many * unit),  # their positions before sorting
         Hold(many * unit),  # the numbers 0, 1, 2, ... during the sort
         radix_sort_bytes(many, unit, unit, target, bits_of(rows)),
         Release(1),
+        *counts,
         Outputs(),
         Hold(many * unit),  # starts of the groups of equal indices
         Hold(8),
@@ -71,7 +87,7 @@ def _sort_and_sum(indices: Tensor, rows: int, grad: Tensor, target: Target) -> O
         Hold(segments * unit),
         Hold(8),
         Hold(partial * unit),
-        Hold(partial * prod(grad.shape[-1:]) * accumulator_bytes(grad)),
+        *sums,
     )
 
 
@@ -94,8 +110,8 @@ def _embedding_bag_backward(args: Args, out: Tensor, target: Target) -> Ops:
 
     Rows of equal indices are summed (ATen/native/cuda/EmbeddingBag.cu).
     """
-    grad, indices, rows, mode = args[0], args[1], args[6], args[8]
-    summed = () if mode == 2 else _sort_and_sum(indices, rows, grad, target)
+    grad, indices, rows, by_frequency, mode = args[0], args[1], *args[6:9]
+    summed = () if mode == 2 else _sort_and_sum(indices, rows, grad, target, by_frequency, may_add=False)
     return (*contiguous_copies(grad), *summed)
 
 

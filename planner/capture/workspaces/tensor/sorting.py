@@ -142,21 +142,26 @@ def _selection(x: Tensor, dim: int, target: Target) -> Ops:
     items = max(4, min(ceil_div(x.numel(), at_once), 64))
     blocks = rows * ceil_div(row, items * _SELECT_BLOCK)
     sums = () if target.torch < _SUMS_OF_DIGITS_SINCE else (Hold(4 * _DIGITS * rows),)
-    tiles = ceil_div(blocks, _scan_tile(target.capability))
-    scan = _storage_bytes(16 * (32 + tiles), 4 * (tiles + 1))
+    scan = scan_by_key_bytes(blocks, 4, target.capability)
     return (
         Hold(rows * unit), Hold(8 * rows), Hold(2 * max(4, unit) * rows), Hold(2 * _DIGITS * blocks), *sums,
         Hold(4 * blocks), Hold(4 * blocks), scan, scan,
     )  # fmt: skip
 
 
-def _scan_tile(capability: tuple[int, int]) -> int:
-    """Return the number of values that a block of threads sums by key, for keys and values of four bytes."""
+def scan_by_key_bytes(many: int, unit: int, capability: tuple[int, int]) -> int:
+    """Return the bytes of CUB's temporary storage to scan values by key, both of `unit` bytes: 4 or 8."""
+    is_long = unit == 8
     if capability >= (10, 0):
-        return 224 * 20
-    if capability >= (9, 0):
-        return 288 * 14
-    return 256 * (15 if capability == (8, 0) else 9)
+        tile = 256 * 23 if is_long else 224 * 20
+    elif capability >= (9, 0):
+        tile = 224 * 11 if is_long else 288 * 14
+    elif capability == (8, 0):
+        tile = 224 * 10 if is_long else 256 * 15
+    else:
+        tile = 256 * 9
+    tiles = ceil_div(many, tile)
+    return _storage_bytes(16 * (32 + tiles), unit * (tiles + 1))
 
 
 def _median(args: Args, out: Any, target: Target) -> Ops:

@@ -40,8 +40,22 @@ _CPU_OUTPUTS = operator_table(attention.CPU_OUTPUTS)
 
 
 def rule_of(func: Any) -> Rule | None:
-    """Return the workspace rule of an operator, or None if the operator has no rule."""
-    return RULES.get(func) or _RULES_BY_NAME.get(func._schema.name)
+    """Return the workspace rule of an operator, or None if the operator has no rule.
+
+    An overload that fills `out=` has the rule of the overload that makes its results.
+    """
+    return RULES.get(func) or _RULES_BY_NAME.get(func._schema.name) or _rule_without_out(func)
+
+
+def _rule_without_out(func: Any) -> Rule | None:
+    given = [argument for argument in func._schema.arguments if not argument.is_out]
+    if len(given) == len(func._schema.arguments):
+        return None
+    names = [argument.name for argument in given]
+    for other, rule in RULES.items():
+        if other._schema.name == func._schema.name and names == [one.name for one in other._schema.arguments]:
+            return lambda args, out, target: rule(args[: len(names)], out, target)
+    return None
 
 
 def cpu_outputs(func: Any, version: TorchVersion) -> tuple[int, ...]:

@@ -10,12 +10,13 @@ from torch.nn import functional
 
 from planner.capture.workspaces._rule import positional_args
 from planner.capture.workspaces.ops import Hold, KernelOp, Op, Release, ReleaseBeneath
-from planner.capture.workspaces.registry import RULES, is_unknown
+from planner.capture.workspaces.registry import RULES, is_unknown, rule_of
 from planner.jobs import Loss, Mode
 from planner.program.events import validate
 from planner.program.kernels.expansion import OpKind, expand_kernel
+from planner.program.target import Target
 from tests.capture.recorder.test_recorder import story
-from tests.helpers.models import job_of, trace_of
+from tests.helpers.models import AMPERE, job_of, trace_of
 from tests.helpers.workspaces import OUTPUT, REST, aten, meta
 
 
@@ -120,3 +121,14 @@ def test_a_stored_kernel_counts_blocks_of_no_bytes_as_the_recorder_does() -> Non
         ("Free", 1),
         ("Free", 0),
     ]
+
+
+def test_operators_that_fill_out_have_the_rules_of_those_that_make_their_results() -> None:
+    x, indices = meta(8, 2816), meta(8, 2816, dtype=torch.int64)
+    target = Target.for_capability(AMPERE)
+    for func in (aten.sort.values, aten.sort.values_stable):
+        rule = rule_of(func)
+        stable = (True,) if func is aten.sort.values_stable else ()
+        assert rule is not None
+        assert rule((x, *stable, 1, False, x, indices), (x, indices), target) == (8 * 2816,)
+    assert rule_of(aten.add.out) is None

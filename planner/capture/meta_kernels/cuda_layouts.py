@@ -305,6 +305,21 @@ def _geqrf(x: Tensor) -> Any:
     return reflections, empty((*batch, min(rows, columns)), x.dtype)
 
 
+def _linalg_lstsq(matrices: Tensor, right: Tensor, rcond: float | None = None, *, driver: Any = None) -> Any:
+    """Return solutions in a storage with rows for residuals, and residuals if rows are more than columns.
+
+    Ranks and singular values have no elements. Source: ATen/native/BatchLinearAlgebra.cpp.
+    """
+    *batch, rows, columns = matrices.shape
+    dtype, most = matrices.dtype, max(rows, columns)
+    is_vector = right.dim() == 1 or right.shape == matrices.shape[:-1]
+    width = () if is_vector else right.shape[-1:]
+    batch = batch if is_vector else [*(broadcast([batch, right.shape[:-2]]) or ())]
+    solutions = empty((*batch, *width, most), dtype)[..., :columns]
+    residuals = empty((*batch, *(width or (1,))) if rows > columns else (0,), dtype)
+    return solutions if is_vector else solutions.mT, residuals, empty((0,), torch.int64), empty((0,), dtype)
+
+
 def _weight_int4pack_mm(
     activations: Tensor, packed: Tensor, group_size: int, scales_and_zeros: Tensor
 ) -> Tensor:
@@ -338,5 +353,6 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
     "masked_fill.Scalar": _masked_fill,
     "index.Tensor": _index,
     "geqrf": _geqrf,
+    "linalg_lstsq": _linalg_lstsq,
     "_weight_int4pack_mm": _weight_int4pack_mm,
 }

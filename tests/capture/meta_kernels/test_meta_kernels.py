@@ -48,6 +48,23 @@ def test_reflections_are_stored_by_columns(shape: tuple[int, ...]) -> None:
         torch.geqrf(x.to("meta"))
 
 
+@pytest.mark.parametrize(
+    ("shape", "right"),
+    [((6, 32, 16), (6, 32, 8)), ((6, 16, 32), (6, 16, 8)), ((6, 32, 16), (6, 32)), ((16, 16), (16,)),
+     ((6, 32, 16), (1, 32, 8))],
+)  # fmt: skip
+def test_least_squares_are_stored_with_rows_for_residuals(
+    shape: tuple[int, ...], right: tuple[int, ...]
+) -> None:
+    """Solutions and residuals are as on the CPU with the only algorithm of CUDA; torch has no meta kernel."""
+    func, inputs = aten.linalg_lstsq.default, (torch.rand(shape), torch.rand(right))
+    on_cpu = func(*inputs, driver="gels")
+    on_meta = MetaRunner((8, 0)).run(func, tuple(x.to("meta") for x in inputs), {}, Phase.FORWARD)
+    for made, expected in zip(on_meta, on_cpu, strict=True):
+        assert (made.shape, made.stride(), made.dtype) == (expected.shape, expected.stride(), expected.dtype)
+        assert made.untyped_storage().nbytes() == expected.untyped_storage().nbytes()
+
+
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_softmax_backward(dtype: torch.dtype) -> None:
     """The gradient of a softmax is as in torch for contiguous tensors, and contiguous for others."""

@@ -164,3 +164,28 @@ def test_singular_values_take_memory_for_vectors_that_are_not_returned() -> None
     assert steps(svd, meta(40, 8, 8), False, False) == (
         REST, Hold(160), Hold(10_240), Hold(10_240), 10_240, Release(2), 1,
     )  # fmt: skip
+    batch = meta(9, 16, 32)
+    in_copy = OUTPUT, Output(1), OUTPUT, Hold(36)
+    assert steps(svd, batch) == (*in_copy, Hold(18_432), 36_864, Release(1), 1)  # 9 matrices of 32 x 32
+    assert steps(svd, batch, True) == (*in_copy, 18_432, 1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "ops"),
+    [
+        ((4, 32, 16), (Hold(8192), *POINTERS, Release(1), OUTPUT)),
+        ((4, 16, 16), (Hold(4096), *POINTERS, Release(1))),
+        ((2, 300, 200), (Hold(1600), 4, 4, UseCublas(), Release(1), OUTPUT)),
+        ((4, 16, 32), (Hold(256), Hold(8192), *POINTERS, *POINTERS, 4, Release(2))),
+        ((2, 200, 300), (Hold(1600), Hold(480_000), 4, UseCublas(), 4, Release(2))),
+    ],
+)
+def test_least_squares_are_solved_in_copies(shape: tuple[int, ...], ops: tuple[Op, ...]) -> None:
+    """As on an emulated L4; residuals are made before the copy is freed."""
+    batch, rows, columns = shape
+    right, empty = meta(batch, rows, 8), meta(0)
+    out = meta(batch, columns, 8), meta(batch, 8) if rows > columns else empty, empty, empty
+    copy = Hold(4 * batch * rows * columns)
+    assert steps(aten.linalg_lstsq.default, meta(*shape), right, out=out) == (
+        Hold(4 * batch), OUTPUT, copy, *ops, Release(1), 1,
+    )  # fmt: skip

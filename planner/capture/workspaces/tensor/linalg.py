@@ -29,7 +29,7 @@ _POINTER, _INFO, _PIVOT, _INDEX = 8, 4, 4, 8
 _CUSOLVER = (
     "_linalg_det", "_linalg_slogdet", "linalg_lu_factor_ex", "linalg_lu_solve", "linalg_qr", "geqrf",
     "linalg_householder_product", "linalg_inv_ex", "_linalg_solve_ex", "linalg_cholesky_ex",
-    "cholesky_inverse", "cholesky_solve", "_linalg_eigh", "_linalg_svd",
+    "cholesky_inverse", "cholesky_solve", "_linalg_eigh", "_linalg_svd", "linalg_lstsq",
 )  # fmt: skip
 
 
@@ -196,12 +196,37 @@ def _orthogonal(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops:
 
 def _reflect(matrices: Tensor) -> Ops:
     """Return the ops of `geqrf_kernel`: cuBLAS's pointers for many small matrices, else a status."""
-    rows, batch = matrices.shape[-2], _batch(matrices)
-    return _batched(batch) if rows <= 256 and batch >= max(2, rows // 16) else (_INFO,)
+    return _batched(_batch(matrices)) if _is_batch_of_small(matrices) else (_INFO,)
+
+
+def _is_batch_of_small(matrices: Tensor) -> bool:
+    rows = matrices.shape[-2]
+    return rows <= 256 and _batch(matrices) >= max(2, rows // 16)
 
 
 def _reflections(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops:
     return (Outputs(), *_reflect(args[0]))
+
+
+def _least_squares(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops:
+    """Return the ops of `linalg_lstsq`: a factorization in a copy, and a triangular solve in the solutions.
+
+    Many small matrices without more columns than rows are solved by cuBLAS in another copy. Matrices with
+    more columns than rows are transposed in another copy. Source: `linalg_lstsq_gels`.
+    """
+    matrices = args[0]
+    rows, columns = matrices.shape[-2:]
+    batch = _batch(matrices)
+    size, copy = min(rows, columns), Hold(tensor_bytes(matrices))
+    factors = Hold(matrices.element_size() * batch * size)
+    if rows < columns:
+        solve = (factors, copy, *_reflect(matrices.mT), *_triangular(batch, size), _INFO, Release(2))
+    elif _is_batch_of_small(matrices):
+        solve = (copy, *_batched(batch), Release(1))
+    else:
+        solve = (factors, _INFO, _INFO, *_triangular(batch, size), Release(1))
+    residuals = (Output(),) if rows > columns else ()
+    return (Hold(_INFO * batch), Output(), copy, *solve, *residuals, Release(1), *_check_statuses(batch))
 
 
 def _product_of_reflections(args: Args, out: Tensor, target: Target) -> Ops:
@@ -245,16 +270,21 @@ def _eigenvectors(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops:
 def _singular_values(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops:
     """Return the ops of `_linalg_svd`: outputs, statuses, a copy, and memory for unneeded vectors.
 
-    Without vectors, cuSOLVER still gets memory for vectors: of all matrices of a batch if the matrices are
-    small, otherwise of one matrix.
+    Small matrices are factored as a batch, with all vectors of the longer side, also where fewer are asked
+    for. Without vectors, cuSOLVER still gets memory for vectors: of all matrices of a batch if the matrices
+    are small, otherwise of one matrix.
     """
     matrices = args[0]
     rows, columns = matrices.shape[-2:]
     batch = _batch(matrices)
     info, copy_bytes = Hold(_INFO * batch), tensor_bytes(matrices)
+    most = max(rows, columns)
     if argument(args, 2, True):
-        return (Output(), Output(1), Output(), info, copy_bytes, *_check_statuses(batch))
-    count = batch if max(rows, columns) <= 32 else 1
+        copy: Ops = (copy_bytes,)
+        if most <= 32 and rows != columns and not argument(args, 1, False):
+            copy = (Hold(copy_bytes), batch * most * most * matrices.element_size(), Release(1))
+        return (Output(), Output(1), Output(), info, *copy, *_check_statuses(batch))
+    count = batch if most <= 32 else 1
     unit = count * matrices.element_size() * min(rows, columns)
     vectors = (Hold(unit * rows), unit * columns)
     return (Outputs(), info, Hold(copy_bytes), *vectors, Release(2), *_check_statuses(batch))
@@ -272,6 +302,7 @@ RULES: dict[str, Rule] = {
     "cholesky_solve": _cholesky_solution,
     "_linalg_eigh": _eigenvectors,
     "_linalg_svd": _singular_values,
+    "linalg_lstsq": _least_squares,
     "linalg_lu_factor_ex": _factors,
     "_linalg_det": _determinant,
     "_linalg_slogdet": _log_determinant,

@@ -178,10 +178,19 @@ def _grouped_mm(
 
 
 def _binary_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1) -> Any:
-    """Return a reduced loss in a storage of the unreduced loss's size. Source: ATen/native/cuda/Loss.cu."""
-    if reduction == 0 or not is_floating_meta(x, target, weight) or x.shape != target.shape or 0 in x.shape:
+    """Return the loss in the strides of the input; if reduced, in a storage of the unreduced loss's size.
+
+    Source: ATen/native/cuda/Loss.cu.
+    """
+    if not is_floating_meta(x, target, weight) or x.shape != target.shape or 0 in x.shape:
         return NotImplemented
-    return empty(x.shape, x.dtype).as_strided((), ())
+    loss = torch.empty_like(x)
+    return loss.as_strided((), ()) if reduction else loss
+
+
+def _binary_cross_entropy_backward(grad: Tensor, x: Tensor, target: Tensor, *_: Any) -> Any:
+    """Return the gradient of a binary cross entropy in the strides of the input."""
+    return _binary_cross_entropy(x, target, None, 0)
 
 
 def _resized_loss(x: Tensor, target: Tensor, reduction: int = 1, beta: float = 1.0) -> Any:
@@ -343,6 +352,7 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
     "native_batch_norm_backward": _native_batch_norm_backward,
     "_grouped_mm": _grouped_mm,
     "binary_cross_entropy": _binary_cross_entropy,
+    "binary_cross_entropy_backward": _binary_cross_entropy_backward,
     "mse_loss smooth_l1_loss soft_margin_loss": _resized_loss,
     "mse_loss_backward smooth_l1_loss_backward huber_loss_backward": _contiguous_gradient,
     "_ctc_loss _ctc_loss.Tensor": _ctc_loss,

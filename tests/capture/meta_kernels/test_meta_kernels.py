@@ -209,8 +209,18 @@ def test_ctc_loss_is_sized_by_the_longest_target() -> None:
 
 
 def test_binary_cross_entropy_lies_in_a_whole_loss() -> None:
-    """The scalar's storage holds a loss for every element; without reduction torch's own kernel answers."""
+    """The scalar's storage holds a loss for every element."""
     x = meta(3, 4)
     assert ours(aten.soft_margin_loss.default, x, x) == ((), (), torch.float32, 48)
     assert ours(aten.binary_cross_entropy.default, x, x) == ((), (), torch.float32, 48)
-    assert ours(aten.binary_cross_entropy.default, x, x, None, 0) is NotImplemented
+
+
+@pytest.mark.parametrize("weight", [None, meta(2, 3, 4, 5)])
+def test_binary_cross_entropy_has_the_strides_of_its_input(weight: Tensor | None) -> None:
+    """The loss of each element, and its gradient, whatever the strides of target and weight."""
+    x, other = meta(2, 3, 4, 5), image(2, 3, 4, 5)
+    for given, target in ((x, other), (other, x), (x.mT, meta(2, 3, 5, 4))):
+        of_input = given.shape, given.stride(), torch.float32, 480
+        weighted = weight if given.shape == x.shape else None
+        assert ours(aten.binary_cross_entropy.default, given, target, weighted, 0) == of_input
+        assert ours(aten.binary_cross_entropy_backward.default, x, given, target, weighted, 0) == of_input

@@ -235,6 +235,22 @@ def test_the_temporary_storage_of_a_radix_sort(
     assert -(-size // 512) * 512 == block
 
 
+@pytest.mark.parametrize(
+    ("capability", "sms", "of_halves", "of_bytes"),
+    [
+        ((8, 9), 58, 11_657_471, 9_783_551), ((8, 0), 108, 14_299_391, 11_104_511),
+        ((7, 5), 40, 10_694_911, 9_302_271), ((9, 0), 132, 10_014_207, 294_399),
+    ],
+)  # fmt: skip
+def test_keys_of_less_than_four_bytes_are_sorted_in_passes_of_fewer_bits(
+    capability: tuple[int, int], sms: int, of_halves: int, of_bytes: int
+) -> None:
+    """983,040 keys of two bytes and of one take the storage that emulated GPUs allocate."""
+    target = Target(capability, sms)
+    assert radix_sort_bytes(983_040, 2, 8, target) == of_halves
+    assert radix_sort_bytes(983_040, 1, 8, target) == of_bytes
+
+
 def test_short_rows_are_sorted_in_place() -> None:
     """Rows of up to 4096 elements take the numbers 0, 1, 2, ... of one row."""
     assert steps(aten.sort.default, meta(7, 4096)) == (32_768,)

@@ -13,7 +13,7 @@ from torch import Tensor
 from planner.capture.meta_kernels.strides import is_dense
 from planner.capture.workspaces._rule import argument, ceil_div, contiguous_copies, tensor_bytes
 from planner.capture.workspaces.ops import Args, Hold, Op, Ops, Outputs, Release, Rule, kind_and_size
-from planner.program import OpKind, Target, TorchVersion
+from planner.program import OpKind, Target, TorchVersion, threads_per_sm
 
 _SMALL = 4096  # rows of at most this length are sorted in place (should_use_small_sort)
 _LARGE = 1_000_000  # rows of at least this length are sorted one after another
@@ -21,6 +21,7 @@ _DIGITS = 256  # values of a digit of eight bits
 _ALIGNED = 256  # bytes
 _ONE_BLOCK, _ONE_BLOCK_ITEMS = 256, 19  # threads, and words of four bytes per thread
 _SHARED_BYTES = 48 * 1024
+_SCAN_TILE = 512 * 11  # counts of eight bytes that a block of threads sums
 # `topk` by several blocks of threads for each row: rows up to a number, and the least length for so many rows
 _LEAST_LENGTHS = ((20, 20_000), (40, 10_000), (80, 8_000), (199, 5_000), (799, 3_000), (4_000, 800))
 _LEAST_LENGTH_OF_MORE_ROWS = 400
@@ -35,10 +36,16 @@ def radix_sort_bytes(many: int, key_bytes: int, value_bytes: int, target: Target
     The sort uses the low `bits` bits of keys, or all bits if `bits` is 0. Few pairs are sorted by a single
     block. Otherwise the storage holds digits for each pass of eight bits, digits for each block of pairs, and
     with several passes the other halves of the double buffers. Before compute capability 9.0, keys of less
-    than four bytes are sorted in another way, for which the same formula is about right.
+    than four bytes are sorted in passes of fewer bits, and digits are counted for five times as many blocks
+    as the threads of all SMs make up: an upper bound, since registers and shared memory allow fewer.
     """
     if many <= _ONE_BLOCK * (_ONE_BLOCK_ITEMS * 4 // max(4, key_bytes, value_bytes)):
         return 1
+    if key_bytes < 4 and target.capability < (9, 0):
+        digits, threads = (128, 256) if key_bytes > 1 else (32, 128)
+        resident = target.sm_count * (threads_per_sm(target.capability) // threads)
+        counts = 5 * resident * digits + _SCAN_TILE
+        return _storage_bytes(8 * counts, many * key_bytes, many * value_bytes)
     passes = ceil_div(bits or 8 * key_bytes, 8)
     blocks = ceil_div(many, _block_pairs(key_bytes, value_bytes, target.capability))
     buffers = (many * key_bytes, many * value_bytes) if passes > 1 else ()
@@ -56,7 +63,7 @@ def _block_pairs(key_bytes: int, value_bytes: int, capability: tuple[int, int]) 
     threads, words = 384, 21  # words of four bytes for each thread
     if capability >= (9, 0):
         of_key = {4: 29 if value_bytes == 8 else 17 if value_bytes else 18, 8: 24 if value_bytes == 8 else 30}
-        words = of_key.get(key_bytes, words)
+        threads, words = {1: (384, 18), 2: (512, 23)}.get(key_bytes, (threads, of_key.get(key_bytes, words)))
     elif capability < (8, 0):
         threads, words = 256, 46 if key_bytes == value_bytes == 4 else 23
     elif key_bytes == 4 and value_bytes:

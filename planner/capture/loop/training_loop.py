@@ -7,7 +7,7 @@ separate variables, which also stay assigned; it runs while the variables of the
 assigned, except in Lightning's loop.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,6 +54,11 @@ class LoopVariables:
         """Release the last batch, then load the next."""
         self.args, self.kwargs, self.target = (), {}, None
         self.args, self.kwargs, self.target = load_batch()
+
+    def forget_loss_of_output(self) -> None:
+        """Release the loss that a training_step returned, and keep what else it returned."""
+        is_mapping = isinstance(self.output, Mapping)
+        self.output = {k: v for k, v in self.output.items() if k != "loss"} if is_mapping else None
 
     def release(self) -> None:
         """Release the last batch, its output and its loss."""
@@ -176,7 +181,8 @@ class _TrainingLoop:
     def _forward_and_backward(self, step: int, micro_batch: int) -> None:
         """Run the forward and backward passes of one micro-batch.
 
-        The passes add to the gradients. The loss is divided by the number of micro-batches.
+        The passes add to the gradients. The loss is divided by the number of micro-batches. Lightning divides
+        by 1 too, and keeps nothing of the undivided loss (lightning/pytorch/loops/optimization/automatic.py).
         """
         job, variables = self.job, self.variables
         self.on_phase(step, Phase.INPUTS)
@@ -189,9 +195,12 @@ class _TrainingLoop:
                 self.buckets.before_forward()
             with self._saving():
                 self._forward(variables)
-            if job.loop.accumulate > 1:
+            is_of_lightning = job.loop.loss is Loss.TRAINING_STEP
+            if job.loop.accumulate > 1 or is_of_lightning:
                 assert variables.loss is not None
                 variables.loss = variables.loss / job.loop.accumulate
+            if is_of_lightning:
+                variables.forget_loss_of_output()
             if job.loop.backward_in_autocast:
                 self._backward(step, micro_batch)
         if not job.loop.backward_in_autocast:

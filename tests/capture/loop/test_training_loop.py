@@ -10,7 +10,7 @@ from torch import Tensor, nn, optim
 
 from planner.capture.loop.runtime import LoopRuntime
 from planner.capture.loop.training_loop import run_loop
-from planner.jobs import ClipGradients, Job, Mode, ZeroGrad
+from planner.jobs import ClipGradients, Job, Loss, Mode, ZeroGrad
 from planner.program.events import Alloc, Category, Phase, PhaseStart, validate
 from planner.report.assumptions import run_assumptions
 from tests.calibration.test_training_loop import calls_on_cpu, calls_on_meta
@@ -74,6 +74,29 @@ def test_a_dropped_output_is_freed_before_the_backward_pass() -> None:
     kept, dropped = (story_of_tensors(trace_of(linear, job(drop_output=drops), 2)) for drops in (False, True))
     assert "-56" not in kept
     assert "-56" in dropped[: dropped.index("backward 1")]
+
+
+class Autoencoder(nn.Module):
+    """The training_step of a LightningModule, called directly, with a loss of squares."""
+
+    def __init__(self, *, returns_dict: bool) -> None:
+        super().__init__()
+        self.layer, self.returns_dict = linear(), returns_dict
+
+    def forward(self, x: Tensor) -> Any:
+        output = self.layer(x)
+        loss = nn.functional.mse_loss(output, torch.zeros_like(output))
+        return {"loss": loss, "seen": output.detach()} if self.returns_dict else loss
+
+
+@pytest.mark.parametrize("returns_dict", [False, True])
+def test_lightning_releases_the_undivided_loss_before_the_backward_pass(returns_dict: bool) -> None:
+    """Its storage of 56 bytes holds a loss for each element; what else a step returns is kept."""
+    own = job(loss=Loss.TRAINING_STEP)
+    story = story_of_tensors(trace_of(lambda: Autoencoder(returns_dict=returns_dict), own, 2))
+    start, end = story.index("backward 1"), story.index("optimizer 1")
+    assert story[start - 2 : start] == ["+4 activations", "-56"]
+    assert story[start:end].count("-56") == (2 if returns_dict else 3)
 
 
 @pytest.mark.parametrize("when", ZeroGrad)

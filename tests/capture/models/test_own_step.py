@@ -1953,3 +1953,19 @@ def train_step(images):
     trace = trace_code(tmp_path, code, "train_step", "64")
     assert born(trace, "_to_copy") == 2 * 6 * [BATCH * 64 * 4]
     assert "its own step runs SGD: 8 optimizer steps in 6 calls" in trace.notes
+
+
+def test_a_module_that_cannot_be_traced_on_meta_is_planned_itself(tmp_path: Path) -> None:
+    """Sizes are tensors in a trace, which meta kernels of convolutions refuse; the plan says so."""
+    code = """
+layers = nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.Flatten(), nn.Linear(180, 2)).cuda()
+traced = torch.jit.trace(layers, torch.zeros(2, 3, 8, 8).cuda())
+optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+
+def train_step(images):
+    traced(images.cuda()).sum().backward()
+    optimizer.step()
+"""
+    trace = trace_code(tmp_path, code, "train_step", "3x8x8")
+    assert born(trace, "convolution").count(BATCH * 5 * 6 * 6 * 4) == 3
+    assert any("traces a module for TorchScript" in note for note in trace.notes)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _device
 
-from planner.capture.cuda import graphs as cuda_graphs
+from planner.capture.cuda import graphs as cuda_graphs, jit_trace
 from planner.capture.cuda.callers import is_of_torch, moves_tensors, skips_meta
 from planner.capture.cuda.checkpoints import functions as checkpoints
 from planner.capture.cuda.checkpoints.saved_files import SavedFiles
@@ -190,6 +190,7 @@ def _replacements() -> Iterator[Replacement]:
     yield Tensor, "cuda", moves.to_gpu
     yield from tensor_types.replacements()
     yield from uninitialized.replacements()
+    yield torch.jit, "trace", jit_trace.tracing(torch.jit.trace, add_remark)
     yield nn.Module, "to", moves.moving_module(nn.Module.to, moves.device_given)
     yield nn.Module, "cuda", moves.moving_module(nn.Module.cuda, lambda *_, **__: GPU)
     yield nn.Module, "cpu", moves.moving_module(nn.Module.cpu, lambda *_, **__: CPU)

@@ -224,7 +224,7 @@ def batch_curve(
     or if a compiled job has no GPU. Raises the errors of `planner.errors`.
     """
     path = options.get("trace")
-    if path is not None and not open_saved(Path(path)).is_any_batch:
+    if path is not None and not open_saved(Path(path)).covers_batches:
         return None
     budget = find_budget(options)
     shown = list(load_devices() if devices is None else devices)

@@ -10,7 +10,7 @@ from planner.api.estimate import options_of_method
 from planner.api.request.budget import require_memory_limit
 from planner.api.request.options import Options
 from planner.api.request.ranks import Ranks
-from planner.api.request.request import Model, find_multiple, open_request
+from planner.api.request.request import Model, checked_multiple, open_request
 from planner.api.request.varying import VaryingResult, is_varying, max_batch_of_varying, open_any_request
 from planner.errors import UsageError
 from planner.planning import Plan
@@ -113,7 +113,7 @@ def max_batch(
     the errors of `planner.errors`, among them UnsavedError, which holds the result, if `save_trace` cannot be
     written; that nothing fits is a result.
     """
-    multiple = find_multiple(multiple_of)
+    multiple = checked_multiple(multiple_of)
     chosen = find_method(method, (Method.TRACE, Method.FORMULA))
     if chosen is Method.FORMULA:
         return _max_batch_by_formula(model, options, multiple, bool(no_retries))

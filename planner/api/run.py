@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.api.request.budget import DEFAULT_CONFIDENCE
-from planner.api.request.request import find_multiple
+from planner.api.request.request import checked_multiple
 from planner.emulator import EmulatedRun, RunOptions, compiled_dir, run_emulated
 from planner.errors import UnsavedError, UsageError, unsaved
 from planner.hardware import Device, find_device, generic_device
@@ -149,7 +149,7 @@ def max_batch_of_command(
     stop = None if stop_after is None else check_count("--stop-after", stop_after, MAX_STEPS)
     options = RunOptions(_emulated_device(gpu, gpu_mib), _gpu_count(gpus), stop, alloc_conf=alloc_conf)
     probability = DEFAULT_CONFIDENCE if confidence is None else confidence
-    multiple = find_multiple(multiple_of)
+    multiple = checked_multiple(multiple_of)
     return CommandResult(
         find_largest_batch(command, options, probability, multiple, compiled_dir(), on_progress)
     )

@@ -42,7 +42,7 @@ from .models.transformers.build import is_padded as is_padded
 from .models.transformers.contents import known_contents as known_contents
 from .models.transformers.live_trainer import (
     bytes_of_longest_sample as bytes_of_longest_sample, check_trainer as check_trainer,
-    left_out as left_out, set_batch as set_batch,
+    notes_of_callbacks as notes_of_callbacks, set_batch as set_batch,
     trainer_job as trainer_job, trainer_maker as trainer_maker,
 )
 from .models.transformers.serving import ServedModel as ServedModel, served_model as served_model

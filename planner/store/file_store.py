@@ -48,7 +48,7 @@ class SavedJob:
     _bounds: dict[int, LowerBound] = field(default_factory=dict)  # by the program's structure
 
     @property
-    def is_any_batch(self) -> bool:
+    def covers_batches(self) -> bool:
         """Return whether the file covers more than one batch size."""
         return not all(program.is_constant(self.target) for program in self._programs(self.target))
 

@@ -283,7 +283,7 @@ def test_a_program_of_one_batch_size_holds_for_no_other(tmp_path: Path) -> None:
     loop = LOOP | {"kernels": {name: [] for name in LOOP["kernels"]}, "chips": {"8.6": chip}}
     single = LOOPS | {"traces": [OWN | {"batches": [5], "alloc": alloc}], "loops": [loop]}
     path = written(tmp_path, single)
-    assert not open_saved(path).is_any_batch
+    assert not open_saved(path).covers_batches
     assert scratch(path, 5, Target((8, 6), 28)) == ([1, 2], ())
     with pytest.raises(UsageError, match="this trace holds for batch 5 only; capture batch 6 again"):
         scratch(path, 6, Target((8, 6), 28))

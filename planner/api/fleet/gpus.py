@@ -19,7 +19,7 @@ from planner.api.request.budget import (
     stored_calibrations,
 )
 from planner.api.request.options import Options
-from planner.api.request.request import Model, Request, find_multiple
+from planner.api.request.request import Model, Request, checked_multiple
 from planner.api.request.varying import is_varying, open_any_request, open_sized_programs
 from planner.errors import UsageError
 from planner.hardware import (
@@ -143,7 +143,7 @@ def gpus(
             raise UsageError(f"--{name.replace('_', '-')}: all GPUs are planned for; choose with --filter")
     if batch is not None:
         batch = check_count("--batch", batch, LARGEST_BATCH)
-    multiple = find_multiple(multiple_of)
+    multiple = checked_multiple(multiple_of)
     price_list = open_prices(prices, prices_date, spot)
     quotes = quotes_of(price_list, read_throughput(throughput))
     key = _sort_key(sort, price_list, quotes)

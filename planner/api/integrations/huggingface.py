@@ -44,7 +44,7 @@ from planner.api.request.options import Options
 from planner.capture import (
     bytes_of_longest_sample,
     check_trainer,
-    left_out,
+    notes_of_callbacks,
     optimizer_name_of,
     prepare_torchvision,
     set_batch,
@@ -295,7 +295,7 @@ def notes_of_trainer(trainer: Any) -> tuple[str, ...]:
     """
     tables = (*transformers_settings.SETTINGS, *transformers_settings.VALUES)
     own = [one for one in tables if one.name not in transformers_settings.BY_ITS_TRAINER]
-    return (*notes_of(own, trainer.args, "TrainingArguments"), *left_out(trainer))
+    return (*notes_of(own, trainer.args, "TrainingArguments"), *notes_of_callbacks(trainer))
 
 
 def _plan_of_trainer(trainer: Any, options: Options) -> Callable[..., MaxBatchResult]:

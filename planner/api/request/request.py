@@ -330,6 +330,6 @@ def _about(sample: object) -> str:
     return f"tensor {sample!r}" if shape is None else f"{kind_text(sample)} of shape {tuple(shape)}"
 
 
-def find_multiple(multiple_of: int | None) -> int:
+def checked_multiple(multiple_of: int | None) -> int:
     """Return `multiple_of`, or 1 if it is None. Raises UsageError if the number is not a valid count."""
     return 1 if multiple_of is None else check_count("--multiple-of", multiple_of, LARGEST_BATCH)

@@ -90,7 +90,7 @@ class ProgramBuilder:
         """
         if self.job.model.compile is not Compile.NONE:
             return ()  # inductor decides by sizes and by the number of multiprocessors
-        given, target = target, _without_answers(target)
+        given, target = target, _without_query(target)
         path = self._path(target)
         if path.max_batch is None:
             self._validate(path, target)
@@ -109,7 +109,7 @@ class ProgramBuilder:
 
         Raises the errors of a capture.
         """
-        path = self._path(_without_answers(target))
+        path = self._path(_without_query(target))
         if path.refusal is not None:
             raise path.refusal
         if path.program is None or not path.program.is_affine:
@@ -272,7 +272,7 @@ class ProgramBuilder:
         Raises BatchTooLargeError for a run that allocates many times the blocks of the program, as a step
         does that works through its batch in a loop.
         """
-        target = _without_answers(target)
+        target = _without_query(target)
         self._memory.most_blocks = max(_LEAST_MOST_BLOCKS, _MOST_GROWTH * len(program.events))
         try:
             run = self._run(self.job, batch, target, GuardedCapability(target.capability))
@@ -339,7 +339,7 @@ def _note_on_units(unit: int, least: int, refusal: ModelError | None) -> str:
     return f"{sizes}: {why if refusal is None else str(refusal).rpartition('; ')[0]}"
 
 
-def _without_answers(target: Target) -> Target:
+def _without_query(target: Target) -> Target:
     """Return the target without its query of convolution workspaces.
 
     Programs keep the convolutions instead.

@@ -172,15 +172,15 @@ class ClusterSearch:
         for recipe in reversed(recipes):
             counts = self._question.gpu_counts(recipe.tp)
             counts = counts if below is None else counts[: bisect_left(counts, below)]
-            if counts and self._runs(counts[-1], recipe, budget_of):
+            if counts and self._fits(counts[-1], recipe, budget_of):
                 fewest = bisect_left(
-                    counts[:-1], True, key=partial(self._runs, recipe=recipe, budget_of=budget_of)
+                    counts[:-1], True, key=partial(self._fits, recipe=recipe, budget_of=budget_of)
                 )
                 found[recipe] = counts[fewest]
         return {recipe: found[recipe] for recipe in recipes if recipe in found}
 
-    def _runs(self, gpus: int, recipe: SplitRecipe, budget_of: BudgetOf) -> bool:
-        return self._fits(next(splits_on(gpus, recipe, self._question)), budget_of) is not None
+    def _fits(self, gpus: int, recipe: SplitRecipe, budget_of: BudgetOf) -> bool:
+        return self._fitting(next(splits_on(gpus, recipe, self._question)), budget_of) is not None
 
     def _least_costly(
         self, gpus: int, possible: Mapping[SplitRecipe, int], budget_of: BudgetOf
@@ -198,13 +198,13 @@ class ClusterSearch:
         """Return a recipe's plan with the largest micro-batch that fits on `gpus` GPUs, or None."""
         best = None
         for split in splits_on(gpus, recipe, self._question):
-            larger = self._fits(split, budget_of)
+            larger = self._fitting(split, budget_of)
             if larger is None:
                 break
             best = larger
         return best
 
-    def _fits(self, split: Split, budget_of: BudgetOf) -> ClusterPlan | None:
+    def _fitting(self, split: Split, budget_of: BudgetOf) -> ClusterPlan | None:
         """Return the plan of a split, or None if it needs retries, does not fit or is refused."""
         what = _refusable(split.recipe, self._job)
         if what in self._refused:

@@ -26,7 +26,7 @@ from planner.program import (
 _SCRATCH_DEPTHS = range(4)
 
 
-class RankTrace(Struct, frozen=True):
+class RankProgram(Struct, frozen=True):
     """The program of one process, and its memory limits on one GPU."""
 
     program: Program  # without kernel calls
@@ -36,7 +36,7 @@ class RankTrace(Struct, frozen=True):
 class CommandFit(Struct, frozen=True):
     """The fitted programs of all ranks of a command."""
 
-    ranks: tuple[RankTrace, ...]
+    ranks: tuple[RankProgram, ...]
     batches: tuple[int, int]  # the batch sizes whose histories were fitted
 
     def outcome(self, batch: int) -> Outcome:
@@ -88,7 +88,7 @@ def _fit_pair(
             program = fit_traces(first, second, workspace_fit=rounded_affine)
         except NotAffineError as error:
             return str(error)
-        ranks.append(RankTrace(program, limits))
+        ranks.append(RankProgram(program, limits))
     return CommandFit(tuple(ranks), (low, high))
 
 

@@ -114,7 +114,7 @@ def _cause(
         return _refused_despite_free(message, free, asked)
     if allocated is not None and requested > allocated:
         rest = f"all tensors alive together took {size_text(allocated)}"
-        if not _is_missing_elsewhere(message, requested):
+        if not _is_held_elsewhere(message, requested):
             return Cause.ONE_REQUEST, f"{asked} were asked for at once; {rest}"
     held, unused_bytes = _held_elsewhere(message, requested), _enough_unused_bytes(message, requested)
     if held is not None and held[0] >= unused_bytes:
@@ -209,7 +209,7 @@ def _other_causes(message: Message, requested: int, cause: Cause) -> tuple[str, 
     return tuple(notes)
 
 
-def _is_missing_elsewhere(message: Message, requested: int) -> bool:
+def _is_held_elsewhere(message: Message, requested: int) -> bool:
     """Return whether free memory and memory in use outside of PyTorch would have served a request.
 
     Memory of other processes counts too. Returns False if the message lacks the free bytes.

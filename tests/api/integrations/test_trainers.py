@@ -181,7 +181,7 @@ PARTS = [one for one in vars(huggingface) if inspect.isfunction(vars(huggingface
     "part",
     [
         *("trainer_job", "trainer_maker", "notes_of_trainer", "split_to_fit", "bytes_of_longest_sample"),
-        *("choice_of", "plan_job", "shortfall", "set_batch", "left_out", "notes_of"),
+        *("choice_of", "plan_job", "shortfall", "set_batch", "notes_of_callbacks", "notes_of"),
     ],
 )
 def test_a_plan_that_cannot_be_made_never_ends_training(

@@ -86,7 +86,7 @@ def making(plain: Callable[..., Any]) -> Callable[..., Any]:
                     return placement.host.pin(plain(*args, **{**kwargs, "device": META}))
         if device is not None:
             if not names_gpu(device):
-                if device == HOST_DEVICE or _is_layout_alone(device, caller_frame()):
+                if device == HOST_DEVICE or _is_meta_by_user(device, caller_frame()):
                     with opened[-1].host.moving_to(Side.HOST):
                         return plain(*args, **kwargs)
                 return plain(*args, **kwargs)
@@ -147,7 +147,7 @@ def _with_numbers(data: Any) -> Any:
     return data.item() if isinstance(data, Tensor) and is_meta(data) and data.dim() == 0 else data
 
 
-def _is_layout_alone(device: object, caller: FrameType) -> bool:
+def _is_meta_by_user(device: object, caller: FrameType) -> bool:
     """Return whether user code in a running loop names the device `meta`.
 
     Such a tensor has no memory on any device. torch's own code gets the name `meta` from tensors of the GPU.

@@ -79,7 +79,7 @@ def _open(
     stack.enter_context(kernels_registered(MISSING, "Meta"))
     indexing = (*assignment.patches(), *slicing.patches(version))
     others = (*autocast.patches(casts.clear), *second_order.patches(), *rnn.patches())
-    patches = (*_device_lists(), *indexing, *others)
+    patches = (*_device_checks(), *indexing, *others)
     for target, replacement in patches:
         holder, _, name = target.rpartition(".")
         stack.enter_context(patched(pkgutil.resolve_name(holder), name, replacement))
@@ -91,7 +91,7 @@ def _kernels(capability: tuple[int, int], version: TorchVersion) -> dict[str, Ca
     return kernels | attention.kernels(capability, version) | rnn.kernels(capability)
 
 
-def _device_lists() -> Iterator[tuple[str, object]]:
+def _device_checks() -> Iterator[tuple[str, object]]:
     """Yield the names of torch's checks for devices and extensions, with replacements that accept `meta`."""
     # nn.MultiheadAttention takes its fast path in inference on cuda, but not on the meta device
     yield "torch.nn.modules.activation._check_arg_device", lambda tensor: True

@@ -54,7 +54,7 @@ def trainer_job(trainer: Any) -> Job:
     return Job.create(name, mode=Mode.STEP)
 
 
-def left_out(trainer: Any) -> tuple[str, ...]:
+def notes_of_callbacks(trainer: Any) -> tuple[str, ...]:
     """Return notes on the trainer's callbacks that a plan does not run.
 
     Callbacks of transformers itself are not noted.

@@ -19,7 +19,7 @@ from torch import Tensor
 from planner.capture.cuda.triton_kernels import launching_nothing
 from planner.capture.models.libraries import quiet
 from planner.capture.models.transformers.trainer_batches import MOST_SAMPLES, Batches, longest_sample
-from planner.capture.models.transformers.trainer_evaluation import Evaluation, evaluated_steps
+from planner.capture.models.transformers.trainer_evaluation import Evaluation, evaluation_phrases
 from planner.capture.models.user_code.step import StepModule
 from planner.capture.patching import all_patched, patched
 from planner.errors import UsageError
@@ -198,7 +198,7 @@ class TrainerModule(StepModule):
         arguments = trainer.args
         loaded = arguments.gradient_accumulation_steps
         few = arguments.gradient_accumulation_steps = min(loaded, most_micro_batches)
-        evaluated = evaluated_steps(arguments, steps)
+        evaluated = evaluation_phrases(arguments, steps)
         arguments.max_steps, arguments.per_device_train_batch_size = steps, batch
         arguments.save_strategy = arguments.eval_strategy = "no"
         arguments.eval_on_start = arguments.load_best_model_at_end = False

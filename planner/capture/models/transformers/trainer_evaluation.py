@@ -33,7 +33,7 @@ _GENERATION_NOTES = (
 )
 
 
-def evaluated_steps(arguments: Any, steps: int) -> dict[int, str]:
+def evaluation_phrases(arguments: Any, steps: int) -> dict[int, str]:
     """Return {step: phrase for notes} for each step after which a plan evaluates; step 0 is the start."""
     strategy = str(getattr(arguments.eval_strategy, "value", arguments.eval_strategy))
     found = {0: "before the first step"} if arguments.eval_on_start else {}

@@ -30,14 +30,42 @@ _OF_OPTIMIZER_COPY = (
     "an optimizer's load_state_dict before torch 2.1 first copied the given state where it was, on the GPU: "
     'load it by torch.load with map_location="cpu"'
 )
-# Functions of torch that copy to a GPU, and advice on avoiding the copy.
-_COPIES = {
+_OF_BUCKETS = (
+    "DistributedDataParallel allocated its buckets, which are as large as all gradients: pass "
+    "gradient_as_bucket_view=True, so that gradients take no memory beside them, or shard the model (FSDP)"
+)
+_OF_FULL_STATE = (
+    "a full state dict gathers the whole weights of a sharded model on the GPU: offload them to the CPU as "
+    "they are gathered (StateDictOptions(cpu_offload=True); FullStateDictConfig(offload_to_cpu=True, "
+    "rank0_only=True)), or save shards by torch.distributed.checkpoint"
+)
+_OF_FOREACH = "_multi_tensor_"  # begins the names of updates by foreach kernels
+# Functions of libraries that allocate or copy on a GPU, and advice on what takes less. A key without a file is
+# the name of a function of any file.
+_ADVICE = {
     "_cuda_deserialize": _OF_LOAD,
     "torch/serialization.py _deserialize": _OF_LOAD,  # of newer torch
     "_process_value_according_to_param_policy": "load_state_dict copied the state of an optimizer to the "
     "GPU, which each step needs there: free other memory before, or take an optimizer with less state",
     _OF_DEEPCOPY: "copy.deepcopy made a second copy on the GPU: copy a model that is on the CPU, or keep "
     "the copy, such as an average of weights, there",
+    _OF_FOREACH: "the optimizer's foreach kernels take temporary copies of many parameters at once: pass "
+    "fused=True if the optimizer has it, or foreach=False, which updates one parameter after the other",
+    "parallel/distributed.py _ddp_init_helper": _OF_BUCKETS,
+    "parallel/distributed.py _pre_forward": _OF_BUCKETS,
+    "fsdp/_state_dict_utils.py _full_pre_state_dict_hook": _OF_FULL_STATE,
+    "fsdp/_state_dict_utils.py _full_post_state_dict_hook": _OF_FULL_STATE,
+    "distributed/_state_dict_utils.py _gather_state_dict": _OF_FULL_STATE,
+    "modules/module.py convert": "the model's weights were moved to the GPU: load them in bfloat16 or "
+    "quantized, shard the model, or free what else is there before",
+    "nn/functional.py cross_entropy": "cross entropy takes the log-probabilities of all classes beside the "
+    "logits: take the loss of parts of the batch, or of a language model's tokens by a fused kernel (Liger)",
+    "transformers/trainer_pt_utils.py nested_concat": "a Trainer's evaluation keeps the logits of all batches "
+    "on the GPU: set eval_accumulation_steps=1, or keep less of them by preprocess_logits_for_metrics",
+    "transformers/cache_utils.py update": "the key-value cache of a generation grows by each token of each "
+    'sample: generate fewer tokens or samples at once, or pass cache_implementation="offloaded"',
+    "utils/operations.py _convert_to_fp32": "accelerate copies a model's outputs to float32 under mixed "
+    "precision: let the model return the loss without logits, or load it in bfloat16 without mixed precision",
 }
 
 
@@ -122,7 +150,7 @@ def place_of_frames(frames: Sequence[Frame]) -> Place:
 
 
 def advice_of_frames(frames: Iterable[Frame]) -> tuple[str, ...]:
-    """Return advice on avoiding the copies of tensors that torch functions in a traceback make."""
+    """Return advice on what takes less memory than the library functions in a traceback."""
     found: dict[str, None] = {}
     is_in_load = False
     for frame in frames:
@@ -130,7 +158,8 @@ def advice_of_frames(frames: Iterable[Frame]) -> tuple[str, ...]:
             continue
         is_in_load = is_in_load or (frame.function == "load_state_dict" and _is_of_optimizer(frame))
         file = "/".join(re.split(r"[\\/]", frame.file)[-2:])
-        advice = _COPIES.get(frame.function) or _COPIES.get(f"{file} {frame.function}")
+        function = _OF_FOREACH if frame.function.startswith(_OF_FOREACH) else frame.function
+        advice = _ADVICE.get(function) or _ADVICE.get(f"{file} {function}")
         if advice is not None:
             found[_OF_OPTIMIZER_COPY if is_in_load and frame.function == _OF_DEEPCOPY else advice] = None
     return tuple(found)

@@ -745,10 +745,20 @@ def test_functions_that_train_or_are_of_a_model_evaluate_nothing(
         (r"torch\serialization.py", "_deserialize", 'map_location="cpu"'),
         ("torch/optim/optimizer.py", "_process_value_according_to_param_policy", "optimizer with less state"),
         ("torch/_tensor.py", "__deepcopy__", "on the CPU"),
+        ("torch/nn/parallel/distributed.py", "_ddp_init_helper", "gradient_as_bucket_view=True"),
+        ("torch/nn/parallel/distributed.py", "_pre_forward", "gradient_as_bucket_view=True"),
+        ("torch/optim/adam.py", "_multi_tensor_adam", "foreach=False"),
+        ("torch/distributed/fsdp/_state_dict_utils.py", "_full_pre_state_dict_hook", "offload_to_cpu=True"),
+        ("torch/distributed/_state_dict_utils.py", "_gather_state_dict", "cpu_offload=True"),
+        ("torch/nn/modules/module.py", "convert", "in bfloat16 or quantized"),
+        ("torch/nn/functional.py", "cross_entropy", "by a fused kernel"),
+        ("transformers/trainer_pt_utils.py", "nested_concat", "eval_accumulation_steps=1"),
+        ("transformers/cache_utils.py", "update", 'cache_implementation="offloaded"'),
+        ("accelerate/utils/operations.py", "_convert_to_fp32", "without logits"),
     ],
 )
-def test_a_copy_that_torch_makes_on_the_gpu_is_advised_against(file: str, function: str, words: str) -> None:
-    """Loading and copying take memory that a step may not need."""
+def test_what_a_library_takes_on_the_gpu_is_advised_against(file: str, function: str, words: str) -> None:
+    """Loading, copying, gathering and buckets take memory that a step may not need."""
     head = 'Traceback (most recent call last):\n  File "a.py", line 7, in main\n    f(x)\n'
     found = diagnosis_of(f'{head}  File "{LIBRARY}{file}", line 9, in {function}\n    g(x)\n{MESSAGE}\n')
     assert (found.cause, words in found.notes[0]) == (Cause.TOO_LARGE, True)

@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from itertools import takewhile
+from itertools import accumulate, takewhile
 
 from planner.planning.diagnosis.diagnosis import Cause, Place
 from planner.planning.diagnosis.tracebacks import Frame
 
 _CALL = re.compile(r"([A-Za-z_][\w.]*)\(")
+_OPERATOR = re.compile(r"[-+*/%@&|^~<>=]+")
 _OPTIMIZER_STATE = ("_init_group", "init_state", "_init_state")
 _OF_DEEPSPEED = "initialize_optimizer_states"
 _OPTIMIZER_FILE = re.compile("optim(?!um)")  # not Optimum, a library of trainers
@@ -40,8 +41,8 @@ _OF_FULL_STATE = (
     "rank0_only=True)), or save shards by torch.distributed.checkpoint"
 )
 _OF_FOREACH = "_multi_tensor_"  # begins the names of updates by foreach kernels
-# Functions of libraries that allocate or copy on a GPU, and advice on what takes less. A key without a file is
-# the name of a function of any file.
+# Functions of libraries that allocate or copy on a GPU, and advice on what takes less. A key without a file
+# is the name of a function of any file.
 _ADVICE = {
     "_cuda_deserialize": _OF_LOAD,
     "torch/serialization.py _deserialize": _OF_LOAD,  # of newer torch
@@ -60,8 +61,8 @@ _ADVICE = {
     "quantized, shard the model, or free what else is there before",
     "nn/functional.py cross_entropy": "cross entropy takes the log-probabilities of all classes beside the "
     "logits: take the loss of parts of the batch, or of a language model's tokens by a fused kernel (Liger)",
-    "transformers/trainer_pt_utils.py nested_concat": "a Trainer's evaluation keeps the logits of all batches "
-    "on the GPU: set eval_accumulation_steps=1, or keep less of them by preprocess_logits_for_metrics",
+    "transformers/trainer_pt_utils.py nested_concat": "a Trainer's evaluation keeps all batches' logits on "
+    "the GPU: set eval_accumulation_steps=1, or keep less of them by preprocess_logits_for_metrics",
     "transformers/cache_utils.py update": "the key-value cache of a generation grows by each token of each "
     'sample: generate fewer tokens or samples at once, or pass cache_implementation="offloaded"',
     "utils/operations.py _convert_to_fp32": "accelerate copies a model's outputs to float32 under mixed "
@@ -135,7 +136,7 @@ def _makes_optimizer_state(frame: Frame) -> bool:
 
 
 def place_of_frames(frames: Sequence[Frame]) -> Place:
-    """Return the innermost line of the user's code, and the function called there.
+    """Return the innermost line of the user's code, and the function or operator called there.
 
     The innermost frame's line names the function, or else the user's line; it is "backward" in a backward
     pass. If no frame is of the user's code, the innermost frame counts. The result is empty without frames.
@@ -143,10 +144,24 @@ def place_of_frames(frames: Sequence[Frame]) -> Place:
     if not frames:
         return Place()
     own = next((frame for frame in reversed(frames) if frame.is_of_user), frames[-1])
-    calls = _CALL.findall(frames[-1].code) or _CALL.findall(own.code)
-    if _is_backward(frames):
-        calls = ["backward"]
-    return Place(f"{own.file}:{own.line}, in {own.function}", calls[0] if calls else "")
+    call = "backward" if _is_backward(frames) else _call(frames[-1]) or _call(own)
+    return Place(f"{own.file}:{own.line}, in {own.function}", call)
+
+
+def _call(frame: Frame) -> str:
+    """Return the operator or function that failed in a frame's line, or "" if the line has none.
+
+    Without marks below the line, it is the line's first call.
+    """
+    if frame.failed.endswith(")"):
+        depths = accumulate({"(": 1, ")": -1}.get(letter, 0) for letter in reversed(frame.failed))
+        arguments = next((at for at, depth in enumerate(depths, 1) if depth == 0), 0)
+        return frame.failed[:-arguments].rpartition(")")[2].strip(".")
+    if _OPERATOR.fullmatch(frame.failed):
+        return frame.failed
+    if frame.failed.startswith("["):
+        return "indexing"
+    return next(iter(_CALL.findall(frame.code)), "")
 
 
 def advice_of_frames(frames: Iterable[Frame]) -> tuple[str, ...]:

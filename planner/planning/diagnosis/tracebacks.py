@@ -27,6 +27,8 @@ _FRAMES = tuple(
 # The line of code that failed, with its number: of IPython, and of rich.
 _FAILED_LINE = re.compile(r"^(?:-+> ?|\W{0,9}❱ *)(?P<line>\d+)(?: *│)?(?P<code>.*)$")
 
+_MARKS = re.compile(r"^ *(?P<call>~*(?P<operator>\^+))~* *$")  # below the code, since Python 3.11
+
 _BOXED_PATH = re.compile(r"^│ (?P<path>(?:[A-Za-z]:|~|\.)?[\\/][^│]*[^│ ]) *│$")  # rich
 _DEFINITION = re.compile(r"^\s+(?:async )?def (?P<function>\w+)\(")
 
@@ -38,6 +40,7 @@ class Frame(Struct, frozen=True):
     line: str
     function: str
     code: str = ""
+    failed: str = ""  # the operator, or the whole call, that marks below the code name
 
     @property
     def is_of_user(self) -> bool:
@@ -51,9 +54,10 @@ def read_frames(lines: Iterable[str]) -> tuple[Frame, ...]:
     starts = [at for at, line in enumerate(given) if "Traceback (most recent call last)" in line]
     given = given[starts[-1] :] if starts else given
     frames: list[Frame] = []
+    before = ""
     defined = None  # the function whose source pytest prints before its line's number
     for line, after in pairwise([*given, ""]):
-        frame, failed = read_frame(line), _FAILED_LINE.match(line)
+        frame, failed, marks = read_frame(line), _FAILED_LINE.match(line), _MARKS.match(line)
         if frame is not None:
             if defined is not None and " in " not in line:
                 frame = replace(frame, function=defined["function"])
@@ -61,7 +65,12 @@ def read_frames(lines: Iterable[str]) -> tuple[Frame, ...]:
             frames.append(replace(frame, code=after.strip()) if is_code else frame)
         elif failed is not None and frames:
             frames[-1] = replace(frames[-1], line=failed["line"], code=failed["code"].strip(" │"))
+        elif marks is not None and before[:1] == " " and frames and frames[-1].code == before.strip():
+            operator = before[slice(*marks.span("operator"))].strip()
+            call = before[slice(*marks.span("call"))].strip()
+            frames[-1] = replace(frames[-1], failed=call if operator[:1] == "(" else operator)
         defined = _DEFINITION.match(line) or (None if frame is not None else defined)
+        before = line
     return tuple(frames)
 
 

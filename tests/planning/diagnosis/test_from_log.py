@@ -1148,3 +1148,25 @@ def test_messages_of_the_host_do_not_count_as_messages_of_a_gpu() -> None:
     notes = diagnosis_of(f"{MESSAGE}\n      Reason:       OOMKilled\n").notes
     assert not any("such messages" in note for note in notes)
     assert any("such messages" in note for note in diagnosis_of(f"{MESSAGE}\n\n{MESSAGE}\n").notes)
+
+
+@pytest.mark.parametrize(
+    ("code", "marks", "operator"),
+    [
+        ("attn = q @ k.transpose(-2, -1)", "       ~~^~~~~~~~~~~~~~~~~~~~~", "@"),
+        ("attn = q @ k.transpose(-2, -1)", "           ~~~~~~~~~~~^^^^^^^^", "k.transpose"),  # of Python 3.13
+        (
+            "if is_on() and self.reducer.rebuild():",
+            "               ^^^^^^^^^^^^^^^^^^^^^^",
+            "self.reducer.rebuild",
+        ),
+        ("return x.float().sum(self.dims(1))", "       ^^^^^^^^^^^^^^^^^^^^^^^^^^^", "sum"),
+        ("return table[ids.view(-1)]", "       ~~~~~^^^^^^^^^^^^^^", "indexing"),
+        ("return x.float().sum()", "", "x.float"),
+    ],
+)
+def test_marks_below_a_line_tell_which_of_its_calls_failed(code: str, marks: str, operator: str) -> None:
+    """Python marks the call, or the operator, since 3.11; without marks it is the line's first call."""
+    below = f"    {marks}\n" if marks else ""
+    head = f'Traceback (most recent call last):\n  File "a.py", line 7, in main\n    {code}\n{below}'
+    assert diagnosis_of(f"{head}{MESSAGE}\n").site.operator == operator

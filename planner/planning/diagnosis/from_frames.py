@@ -40,6 +40,14 @@ _OF_FULL_STATE = (
     "they are gathered (StateDictOptions(cpu_offload=True); FullStateDictConfig(offload_to_cpu=True, "
     "rank0_only=True)), or save shards by torch.distributed.checkpoint"
 )
+_OF_WEIGHTS = (
+    "a model's weights were moved to the GPU: load them in bfloat16 or quantized, shard the model, or free "
+    "what else is there before"
+)
+_OF_VAE = (
+    "an autoencoder worked on whole images: call its enable_slicing() and enable_tiling(), or encode the "
+    "images before the training"
+)
 _OF_FOREACH = "_multi_tensor_"  # begins the names of updates by foreach kernels
 # Functions of libraries that allocate or copy on a GPU, and advice on what takes less. A key without a file
 # is the name of a function of any file.
@@ -57,8 +65,14 @@ _ADVICE = {
     "fsdp/_state_dict_utils.py _full_pre_state_dict_hook": _OF_FULL_STATE,
     "fsdp/_state_dict_utils.py _full_post_state_dict_hook": _OF_FULL_STATE,
     "distributed/_state_dict_utils.py _gather_state_dict": _OF_FULL_STATE,
-    "modules/module.py convert": "the model's weights were moved to the GPU: load them in bfloat16 or "
-    "quantized, shard the model, or free what else is there before",
+    "modules/module.py convert": _OF_WEIGHTS,
+    "modules/module.py cuda": _OF_WEIGHTS,
+    "transformers/modeling_utils.py caching_allocator_warmup": _OF_WEIGHTS,
+    "utils/modeling.py set_module_tensor_to_device": _OF_WEIGHTS,
+    "eager_attention_forward": "eager attention makes scores of batch x heads x length x length: load the "
+    'model with attn_implementation="sdpa" or "flash_attention_2"',
+    "autoencoders/autoencoder_kl.py encode": _OF_VAE,
+    "autoencoders/autoencoder_kl.py decode": _OF_VAE,
     "nn/functional.py cross_entropy": "cross entropy takes the log-probabilities of all classes beside the "
     "logits: take the loss of parts of the batch, or of a language model's tokens by a fused kernel (Liger)",
     "transformers/trainer_pt_utils.py nested_concat": "a Trainer's evaluation keeps all batches' logits on "

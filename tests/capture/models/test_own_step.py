@@ -1972,3 +1972,24 @@ def train_step(images):
     trace = trace_code(tmp_path, code, "train_step", "3x8x8")
     assert born(trace, "convolution").count(BATCH * 5 * 6 * 6 * 4) == 3
     assert any("traces a module for TorchScript" in note for note in trace.notes)
+
+
+def test_packed_sequences_of_a_recurrent_layer_on_the_cpu_stay_there(tmp_path: Path) -> None:
+    """Of three steps, the GPU sees what the last outputs are copied to, and nothing of the layer."""
+    code = """
+from torch.nn.utils.rnn import pack_padded_sequence as pack, pad_packed_sequence as pad
+
+layer, head = nn.LSTM(8, 6, batch_first=True), nn.Linear(6, 3).cuda()
+optimizer = torch.optim.SGD([*layer.parameters(), *head.parameters()], lr=0.1)
+
+def train_step(texts):
+    packed = pack(input=texts, lengths=torch.full((len(texts),), 5), batch_first=True, enforce_sorted=False)
+    output, _ = pad(layer(packed)[0], batch_first=True)
+    head(output[:, -1].cuda()).sum().backward()
+    optimizer.step()
+"""
+    trace = trace_code(tmp_path, code, "train_step", "5x8")
+    assert BATCH_ON_GPU_NOTE not in trace.notes
+    assert bytes_of(trace, Category.PARAMETER) == (6 + 1) * 3 * 4
+    assert born(trace, "_to_copy").count(BATCH * 6 * 4) == 3
+    assert not born(trace, "_cudnn_rnn") and not born(trace, "_pack_padded_sequence")

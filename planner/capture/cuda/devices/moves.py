@@ -20,6 +20,7 @@ from planner.capture.cuda.devices.placement import (
     META_DEVICE,
     add_remark,
     is_meta,
+    is_on_host,
     is_put_on_gpu,
     opened,
     target_of,
@@ -356,3 +357,18 @@ def storage_to_gpu(self: UntypedStorage, *_: Any, **__: Any) -> UntypedStorage:
 
 def _address(storage: UntypedStorage) -> int:
     return int(storage._cdata)
+
+
+def staying(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a version of a function that keeps a packed or padded sequence on the CPU if it is there.
+
+    torch's own moves to the sequence's device name the meta device.
+    """
+
+    @functools.wraps(plain)
+    def stay(*args: Any, **kwargs: Any) -> Any:
+        sequence, *_ = *args, *kwargs.values()
+        with opened[-1].host.moving_to(Side.HOST) if is_on_host(sequence.data) else nullcontext():
+            return plain(*args, **kwargs)
+
+    return stay

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import rnn
 from torch.utils import _device
 
 from planner.capture.cuda import graphs as cuda_graphs, jit_trace
@@ -190,6 +191,8 @@ def _replacements() -> Iterator[Replacement]:
     yield Tensor, "cuda", moves.to_gpu
     yield from tensor_types.replacements()
     yield from uninitialized.replacements()
+    for name in ("pack_padded_sequence", "pad_packed_sequence"):
+        yield rnn, name, moves.staying(getattr(rnn, name))
     yield torch.jit, "trace", jit_trace.tracing(torch.jit.trace, add_remark)
     yield nn.Module, "to", moves.moving_module(nn.Module.to, moves.device_given)
     yield nn.Module, "cuda", moves.moving_module(nn.Module.cuda, lambda *_, **__: GPU)

@@ -35,10 +35,9 @@ class Verification(Struct, frozen=True):
 
     @property
     def holds(self) -> bool:
-        """Return whether a batch that was estimated to fit ran within the estimate's upper bound.
+        """Return whether a batch ran within the estimate's upper bound, or was estimated not to fit.
 
-        If the process's peak was not measured, the batch only has to run. For a batch that was estimated not
-        to fit, the result is always True.
+        If the process's peak was not measured, the batch only has to run.
         """
         if self.estimate.outcome is Outcome.DOES_NOT_FIT:
             return True

@@ -132,7 +132,7 @@ def message_of(error: BaseException) -> str:
 
 @contextmanager
 def foreign_errors(explain: Callable[[BaseException], PlannerError]) -> Iterator[None]:
-    """Turn exceptions inside the context into errors of `explain`, except planner errors and interrupts.
+    """Raise `explain(error)` for an error inside the context, except planner errors and interrupts.
 
     A KeyboardInterrupt passes even if it is behind another exception.
     """

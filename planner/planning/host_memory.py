@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from planner.jobs import Job
-from planner.planning.phases import holds_whole_weights, saved_blocks, setup_events, trains
+from planner.planning.phases import has_plain_weights, saved_blocks, setup_events, trains
 from planner.program import Alloc, Category, Phase, PhaseStart, Trace, pinned_bytes
 
 
@@ -29,7 +29,7 @@ def count_host_memory(job: Job, trace: Trace) -> HostMemory:
     counted. If the job does not train, the bytes of checkpoints and of saving are None.
     """
     pinned, batch = pinned_bytes(trace.pinned), _batch_bytes(trace)
-    if not holds_whole_weights(job):
+    if not has_plain_weights(job):
         return HostMemory(None, batch, None, None, pinned)
     saved = saved_blocks(trace)
     weights = sum(block.size_bytes for block in saved if block.category is Category.PARAMETER)

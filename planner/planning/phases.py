@@ -231,8 +231,8 @@ def trains(job: Job) -> bool:
     return job.loop.mode in (Mode.TRAIN, Mode.STEP)
 
 
-def holds_whole_weights(job: Job) -> bool:
-    """Return whether a job's process holds all weights unsharded and unquantized."""
+def has_plain_weights(job: Job) -> bool:
+    """Return whether a job has no FSDP, TP, DeepSpeed, launched ranks or quantization of its weights."""
     return not _is_sharded(job) and job.model.quantize is Quantize.NONE
 
 

@@ -23,7 +23,7 @@ BROKEN = (UsageError, LookupError, TypeError, ValueError, AttributeError)
 
 
 class ProgramStore(Protocol):
-    """A store of jobs' programs, and of jobs that their model's library completed, as with inputs.
+    """A store of jobs' programs, and of jobs whose missing parts a model's library filled in, such as inputs.
 
     A completed job can be read without importing the library.
     """

@@ -71,11 +71,7 @@ class Ranks:
             rank = worse
 
     def _with_ranks(self, plan: Plan) -> tuple[Plan, int | None]:
-        """Add the figures of all planned ranks to a plan, unless its outcome is worse on another rank.
-
-        Returns the completed plan and None, or the unchanged plan and the number of the rank on which the
-        outcome is worst.
-        """
+        """Return the plan with all ranks' figures and None, or unchanged with the rank of a worse outcome."""
         sides = {name: getattr(plan, name) for name in ("at_max", "at_comfortable")}
         fuller: dict[int, Estimate] = {}
         for side in sides.values():

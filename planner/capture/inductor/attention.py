@@ -12,5 +12,5 @@ from planner.program import Target
 
 
 def attention_of(target: Target) -> AbstractContextManager[None]:
-    """Make attention on fake CUDA tensors select its backend as on the GPU `target` inside the context."""
+    """Make attention on fake CUDA tensors use the backend that `target` would choose, inside the context."""
     return kernels_registered(attention.kernels(target.capability, target.torch), "AutogradCUDA")

@@ -213,9 +213,9 @@ def _is_of_planner(frame: Any) -> bool:
 
 
 def learn_names_of_torch() -> None:
-    """Make dynamo build its table of torch's functions now, since it builds the table once per process.
+    """Make dynamo build its table of torch's functions now, from torch's own functions, not replacements.
 
-    The table finds functions by their identity.
+    The table is built once per process, and finds functions by their identity.
     """
     get_torch_obj_rule_map()
 

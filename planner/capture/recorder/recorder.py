@@ -496,7 +496,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _is_in_formula(block: Block) -> bool:
-    """Return whether an addition to a tensor in a block is part of the running autograd node's own formula.
+    """Return whether the running autograd node itself adds to a block's tensor, not autograd's accumulation.
 
     Autograd adds what the node returns to a tensor of an earlier node, unless the node returns two gradients
     of one tensor. `var_mean` is a node that adds two tensors of its own (autograd/FunctionsManual.cpp).

@@ -1,4 +1,4 @@
-"""Run a script as one rank of a process group that sends nothing.
+"""Make the process one rank of a process group that sends nothing, as a script under torchrun needs it.
 
 The script sets up its own process group. The script's `init_process_group` and `destroy_process_group` have
 no effect, since the group is already open. Meshes on `cuda` become meshes on the meta device, and the

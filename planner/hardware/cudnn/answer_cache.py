@@ -92,7 +92,7 @@ class AnswerCache:
             self._flush()
 
     def stats(self) -> tuple[int, int]:
-        """Return the number of answers in the file, 0 if it is damaged, and its size in bytes."""
+        """Return the file's number of answers (0 if missing or damaged) and its size in bytes."""
         try:
             size_bytes = self._path.stat().st_size
         except OSError:

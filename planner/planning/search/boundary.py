@@ -190,7 +190,7 @@ def boundary_between(fits: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def boundary_above(fits: Callable[[int], bool], low: int, high: int) -> int:
-    """Return a batch size that fits but whose successor fails, probing `low + 1` first.
+    """Return a batch size that fits but whose successor fails: try `low + 1`, then bisect up to `high`.
 
     The result is in [low, high). `low` is assumed to fit, and `high` not to. `low` is a guess that is often
     right.

@@ -173,7 +173,7 @@ class _RunSearch:
         return None
 
     def _is_ruled_out(self, batch: int, outcomes: Container[Outcome]) -> bool:
-        """Return whether the predicted outcome of a batch size is not in `outcomes`.
+        """Return whether a run can be skipped, since the batch size's predicted outcome is not in `outcomes`.
 
         A program fitted to two traces predicts the outcome, or else the trace of the batch size just below.
         Returns False if there is neither.

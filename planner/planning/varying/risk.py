@@ -48,7 +48,7 @@ class RunRisk(Struct, frozen=True):
 
     @property
     def probability(self) -> float:
-        """Return the mean probability that a run runs out of memory."""
+        """Return the probability that a run runs out of memory, the mean over the sampled runs."""
         return fmean(run.probability for run in self.runs)
 
     @property

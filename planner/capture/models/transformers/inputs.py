@@ -109,7 +109,7 @@ def _by_keyword(job: Job, choice: TransformersClass) -> dict[str, TensorSpec]:
 
 
 def _mains(choice: TransformersClass) -> list[str]:
-    """Return the names of a model's main inputs. They are text, image or sound, or both text and image."""
+    """Return the name of a model's main input (text, image or sound), or the names of text and image."""
     mains = [name for name in _MAIN if name in choice.parameters]
     if {_TEXT, _IMAGE} <= set(mains) and _takes_both(choice):
         return [_TEXT, _IMAGE]

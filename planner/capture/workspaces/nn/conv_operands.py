@@ -85,9 +85,9 @@ def operand_of(t: Tensor) -> ConvOperand:
 
 
 def input_of(x: Tensor) -> ConvOperand:
-    """Convert the input of a convolution to an operand, which is contiguous for a sequence.
+    """Convert a convolution's input to an operand; the input of a 1D convolution counts as contiguous.
 
-    `copy_of_sequence` makes it contiguous.
+    `copy_of_sequence` is the copy that makes it so.
     """
     return operand_of(x).copied(is_last=False) if x.dim() == 3 else operand_of(x)
 

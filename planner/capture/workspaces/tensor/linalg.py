@@ -179,7 +179,7 @@ def _triangular_solve(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 def _orthogonal(args: Args, out: tuple[Tensor, ...], target: Target) -> Ops:
-    """Return the ops of a QR factorization: the outputs, factors, and a copy if neither Q nor R can be used.
+    """Return the ops of a QR factorization: outputs, factors, and a copy if it can run in neither Q nor R.
 
     The factorization runs in Q or R, whichever has the matrices' shape, or in a copy if neither has that
     shape (BatchLinearAlgebra.cpp, `linalg_qr_out`). Then Q is made in place.

@@ -5,7 +5,7 @@
 PYTHON has the CUDA build of torch. Autograd takes an operator apart where its device has but the composite
 kernel, and keeps it whole where the device has one of its own (ATen/core/dispatch/OperatorEntry.cpp). A
 build without CUDA has no kernels for CUDA, so the planner names these operators
-(`planner.capture.inductor.fakes.COMPOSITE_WITH_CUDA_KERNEL`). Prints them, and exits with 1 where it names
+(`planner.capture.beneath_autograd.COMPOSITE_WITH_CUDA_KERNEL`). Prints them, and exits with 1 where it names
 others.
 """
 
@@ -14,7 +14,7 @@ import json
 import subprocess
 import sys
 
-from planner.capture.inductor.fakes import COMPOSITE_WITH_CUDA_KERNEL
+from planner.capture.beneath_autograd import COMPOSITE_WITH_CUDA_KERNEL
 
 _FIND = """
 import json, torch

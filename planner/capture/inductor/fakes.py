@@ -20,14 +20,12 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
+from planner.capture.beneath_autograd import COMPOSITE_WITH_CUDA_KERNEL
 from planner.capture.patching import kernels_registered, patched
 
 GPU = torch.device("cuda", 0)
 META = torch.device("meta")
 _DEVICE, _DISPATCHES_DEVICE = 6, 10  # positions among the arguments of `_make_wrapper_subclass`
-# Operators with a composite kernel for all devices and a separate kernel for CUDA, which a build of torch
-# without CUDA lacks: benchmarks/fits/composite_operators.py finds them in a build with CUDA (2.13).
-COMPOSITE_WITH_CUDA_KERNEL = ("_fused_rms_norm", "mish_backward", "silu_backward")
 _Patch = tuple[Any, str, Any]
 
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.capture.arguments import leaves_of
+from planner.capture.beneath_autograd import as_without_gradients, is_composite
 from planner.capture.cuda.devices.host_tensors import HostTensors, Side, innermost
-from planner.capture.cuda.devices.placed import CONVERSIONS
 from planner.capture.cuda.streams import Streams
 from planner.capture.meta_kernels.run import MetaRunner
 from planner.capture.meta_kernels.strides import is_dense
@@ -250,8 +250,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         if types and any(map(calls_operators_itself, types)):
             return NotImplemented
-        if torch.is_inference_mode_enabled():
-            with _as_without_gradients(), self:
+        if torch.is_inference_mode_enabled() or is_composite(func):
+            with as_without_gradients(), self:
                 return func(*args, **(kwargs or {}))
         if self._provenance is not None:
             self._provenance.on_operator()
@@ -261,9 +261,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return op.parts(*args, **(kwargs or {}))
         outputs = op.outputs
         if outputs is OutputKind.VIEWS:
-            if func in CONVERSIONS:  # called beneath autograd, as by handlers of DTensor
-                with self:
-                    return func.decompose(*args, **(kwargs or {}))
             return func(*args, **kwargs) if kwargs else func(*args)
         if func is aten.index_put.default and _is_gradient_of_index():
             return self.__torch_dispatch__(aten._index_put_impl_.default, types, (*args[:3], True, True))
@@ -511,23 +508,6 @@ def _is_in_formula(block: Block) -> bool:
 def _is_on_meta(args: Any, out: Any) -> bool:
     """Return whether an operator reads or makes a meta tensor. If not, the CPU runs it."""
     return any(isinstance(one, Tensor) and one.is_meta for one in leaves_of((args, out)))
-
-
-@contextmanager
-def _as_without_gradients() -> Iterator[None]:
-    """Run inference mode's operators under `no_grad` inside the context.
-
-    Autocast's cache of casts is turned off. Inference mode leaves out the dispatch keys of autograd, at which
-    composite operators are decomposed and device-dependent operators are replaced. On CUDA, composite
-    operators decompose into the same operators.
-    """
-    keeps_casts = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        with torch.inference_mode(False), torch.no_grad():
-            yield
-    finally:
-        torch.set_autocast_cache_enabled(keeps_casts)
 
 
 def _is_gradient_of_index() -> bool:

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from planner.capture.inductor.fakes import COMPOSITE_WITH_CUDA_KERNEL, fakes_on_gpu
+from planner.capture.beneath_autograd import COMPOSITE_WITH_CUDA_KERNEL
+from planner.capture.inductor.fakes import fakes_on_gpu
 
 
 def _kernel(name: str, key: str) -> str:

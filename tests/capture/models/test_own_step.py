@@ -940,6 +940,54 @@ def test_inference_mode_allocates_as_without_gradients(tmp_path: Path) -> None:
     assert traces[1].unknown_ops == ()
 
 
+IN_A_CLASS_OF_TENSORS = """
+class Wrapper(torch.Tensor):
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __tensor_flatten__(self):
+        return ["inner"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner, context, size, stride):
+        return cls(inner["inner"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return score(args[0].inner)
+
+
+def score(x):
+    copies = x.t().contiguous(), x.t().flatten(), x.double()
+    square = torch.matmul(x, x.t().reshape(-1).view(x.shape[1], -1))
+    return F.linear(square, square, square[0])
+
+
+class Scoring:
+    def __init__(self):
+        self.net = net()
+
+    def step(self, images, labels):
+        with torch.no_grad():
+            x = images.to(device)
+            self.scores = {call}
+"""
+
+
+def test_composites_in_a_class_of_tensors_allocate_as_outside_it(tmp_path: Path) -> None:
+    """The class is called beneath autograd, where nothing takes composites apart."""
+    calls = ("score(x)", "torch.relu(Wrapper(x))")
+    code = (IN_A_CLASS_OF_TENSORS.replace("{call}", call) for call in calls)
+    plain, wrapped = (trace_code(tmp_path, one, "Scoring", steps=2) for one in code)
+    assert wrapped.events == plain.events
+    assert wrapped.sites == plain.sites
+    assert wrapped.unknown_ops == ()
+
+
 @pytest.mark.parametrize(("mode", "casts"), [("no_grad", 1), ("inference_mode", 3)])
 def test_inference_mode_keeps_no_casts_of_weights(tmp_path: Path, mode: str, casts: int) -> None:
     """Autocast casts a weight once in a region, but again for each product in inference mode."""

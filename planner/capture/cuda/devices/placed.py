@@ -6,7 +6,7 @@ freed before the model is complete.
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
+from planner.capture.beneath_autograd import as_without_gradients, is_composite
 from planner.capture.cuda.operators.rejections import Rejections
 from planner.capture.meta_kernels.calls import call_operator
 from planner.capture.wrapped import calls_operators_itself, parts
@@ -210,9 +211,9 @@ class PlacedResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **given)
         if func is _COPY and args[0] not in self._placed:  # into a tensor of the CPU
             return func(*args, **given)
-        if func in CONVERSIONS:
-            with self:
-                return func.decompose(*args, **given)
+        if is_composite(func):
+            with as_without_gradients(), self:
+                return func(*args, **given)
         if func is _READ and args[0].is_meta:
             is_rejected = self._rejections.answer()
             if is_rejected is not None:
@@ -272,9 +273,6 @@ def _bytes_of(storage: Any) -> Tensor:
 
 _READ = torch.ops.aten._local_scalar_dense.default
 _COPY = torch.ops.aten.copy_.default
-# Composites that are declared to return a view, though most copy (ATen/native/TensorConversions.cpp).
-_TO = torch.ops.aten.to
-CONVERSIONS: tuple[Callable[..., Any], ...] = (_TO.dtype, _TO.dtype_layout, _TO.device, _TO.other)
 
 
 def _tensors_in(values: Any) -> list[Tensor]:

@@ -7,11 +7,13 @@ inner tensors have memory.
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakSet
 
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 _PLAIN = frozenset((Tensor, nn.Parameter))
+_made: WeakSet[type] = WeakSet()
 
 
 def is_wrapped(tensor: Any) -> bool:
@@ -19,9 +21,17 @@ def is_wrapped(tensor: Any) -> bool:
     return type(tensor) not in _PLAIN and bool(is_traceable_wrapper_subclass(tensor))
 
 
+def add_wrapper_class(kind: type) -> None:
+    """Count a class as one that wraps tensors, since `_make_wrapper_subclass` made a tensor of it."""
+    _made.add(kind)
+
+
 def calls_operators_itself(kind: type) -> bool:
-    """Return whether a class wraps tensors (`__tensor_flatten__`) and calls operators on them itself."""
-    return hasattr(kind, "__tensor_flatten__")
+    """Return whether a class wraps tensors and calls operators on them itself.
+
+    Without `__tensor_flatten__` a class does if `_make_wrapper_subclass` made a tensor of it.
+    """
+    return hasattr(kind, "__tensor_flatten__") or kind in _made
 
 
 def parts(tensor: Tensor) -> Iterator[Tensor]:

@@ -978,10 +978,12 @@ class Scoring:
 """
 
 
-def test_composites_in_a_class_of_tensors_allocate_as_outside_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["__tensor_flatten__", "flattened"])
+def test_composites_in_a_class_of_tensors_allocate_as_outside_it(tmp_path: Path, method: str) -> None:
     """The class is called beneath autograd, where nothing takes composites apart."""
     calls = ("score(x)", "torch.relu(Wrapper(x))")
-    code = (IN_A_CLASS_OF_TENSORS.replace("{call}", call) for call in calls)
+    named = IN_A_CLASS_OF_TENSORS.replace("__tensor_flatten__", method)
+    code = (named.replace("{call}", call) for call in calls)
     plain, wrapped = (trace_code(tmp_path, one, "Scoring", steps=2) for one in code)
     assert wrapped.events == plain.events
     assert wrapped.sites == plain.sites

@@ -23,6 +23,7 @@ from planner.capture.cuda.devices.placement import (
     target_of,
 )
 from planner.capture.cuda.threads import caller_frame
+from planner.capture.wrapped import add_wrapper_class
 
 
 def defaulting(plain: Callable[..., None]) -> Callable[..., None]:
@@ -162,13 +163,17 @@ def _is_of_save_on_cpu() -> bool:
 
 
 def wrapping(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a version of `Tensor._make_wrapper_subclass` that takes `cuda` as the device of the capture."""
+    """Return a version of `Tensor._make_wrapper_subclass` that takes `cuda` as the device of the capture.
+
+    It notes the classes of the wrappers that it makes.
+    """
 
     @functools.wraps(plain)
-    def make(*args: Any, **kwargs: Any) -> Tensor:
+    def make(cls: type[Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        add_wrapper_class(cls)
         device = kwargs.get("device")
         if opened and device is not None and names_gpu(device):
             kwargs["device"] = target_of(device)
-        return plain(*args, **kwargs)
+        return plain(cls, *args, **kwargs)
 
     return make

@@ -48,7 +48,10 @@ def attach_stub(package: str, file: str) -> Exports:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         home = homes[name]
-        module = import_module(f"{package}.{home or name}")
+        try:
+            module = import_module(f"{package}.{home or name}")
+        except AttributeError as error:  # `from package import name` would hide the message
+            raise ImportError(f"{package}.{home or name}: AttributeError: {error}") from error
         value = getattr(module, name) if home else module
         sys.modules[package].__dict__[name] = value
         return value

@@ -30,3 +30,18 @@ def test_names_are_imported_when_used(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "lazily.other" not in sys.modules
     with pytest.raises(AttributeError, match="module 'lazily' has no attribute 'else_'"):
         lazily.else_  # noqa: B018
+
+
+def test_a_broken_module_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`from package import name` does not hide an AttributeError of the name's module."""
+    package = tmp_path / "broken"
+    package.mkdir()
+    attach = "from planner._support.lazy_exports import attach_stub\n"
+    (package / "__init__.py").write_text(
+        f"{attach}__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)\n"
+    )
+    (package / "__init__.pyi").write_text("from .run import run as run\n")
+    (package / "run.py").write_text("import math\nrun = math.fused_norm\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError, match=r"^broken\.run: AttributeError: module 'math' has no attribute"):
+        from broken import run  # type: ignore[import-not-found]  # noqa: F401

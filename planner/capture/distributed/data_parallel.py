@@ -3,8 +3,8 @@
 The process group sends nothing. torch's own reducer makes the buckets, follows `static_graph` and
 `find_unused_parameters`, and rebuilds the buckets for the second step; its C++ code runs on meta tensors
 unchanged. There are two differences: ranks agree on shapes and on the order of gradients without
-communication, and a reduction ends immediately. NCCL's process group holds the tensors of a collective until
-the next collective (pytorch/pytorch#148590).
+communication, and a reduction ends immediately. Since torch 2.8 NCCL's process group holds the tensors of a
+collective until the next collective (pytorch/pytorch#148590).
 """
 
 import functools
@@ -19,7 +19,9 @@ from torch.nn.parallel import DistributedDataParallel, distributed as data_paral
 from planner.capture.cuda.devices.placement import put_off_until_recorded
 from planner.capture.cuda.names import Replacement
 from planner.capture.distributed.point_to_point import in_both
+from planner.capture.loop.ddp import INPUTS_HELD_SINCE
 from planner.errors import UsageError
+from planner.program import TorchVersion
 
 _REFUSED = ("mixed_precision", "delay_all_reduce_named_params")
 
@@ -47,10 +49,11 @@ class Reduction:
 
 
 class _Reducing:
-    """A replacement for all-reduce that keeps the tensor of the last asynchronous reduction alive."""
+    """An all-reduce that since torch 2.8 holds the tensor of the last asynchronous reduction."""
 
-    def __init__(self) -> None:
+    def __init__(self, version: TorchVersion) -> None:
         self._plain = c10d.all_reduce
+        self._holds_inputs = version >= INPUTS_HELD_SINCE
         self._held: Tensor | None = None
 
     def all_reduce(
@@ -58,15 +61,16 @@ class _Reducing:
     ) -> Reduction | None:
         """All-reduce a tensor, and return a `Reduction` if the reduction is asynchronous, else None.
 
-        The tensor of an asynchronous reduction is held until the next one. Returns None too if the rank is
-        not in the group.
+        If inputs are held, the tensor of an asynchronous reduction is held until the next one. Returns None
+        too if the rank is not in the group.
         """
         if not async_op:
             self._plain(tensor, op, group)
             return None
         if self._plain(tensor, op, group, async_op=True) is None:  # the rank is not in the group
             return None
-        self._held = tensor
+        if self._holds_inputs:
+            self._held = tensor
         return Reduction(tensor)
 
     def reduce_bucket(self, group: Any, bucket: Any) -> Any:
@@ -79,9 +83,12 @@ class _Reducing:
         return _done(buffer)
 
 
-def replacements() -> Iterator[Replacement]:
-    """Yield replacements with which DistributedDataParallel and all-reduce work on meta tensors."""
-    reducing, model = _Reducing(), DistributedDataParallel
+def replacements(version: TorchVersion) -> Iterator[Replacement]:
+    """Yield replacements with which DistributedDataParallel and all-reduce work on meta tensors.
+
+    `version` is the version of torch on the GPU.
+    """
+    reducing, model = _Reducing(version), DistributedDataParallel
     yield from in_both("all_reduce", lambda _, *args, **kwargs: reducing.all_reduce(*args, **kwargs))
     yield data_parallel, "_verify_param_shape_across_processes", lambda *_, **__: True
     # It warns on standard error that meta tensors are not timed.

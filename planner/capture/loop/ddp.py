@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from planner.capture.loop.runtime import CategoryHook
 from planner.jobs import Job
-from planner.program import Category, torch_version_of
+from planner.program import Category, TorchVersion, torch_version_of
 
 FIRST_BUCKET_BYTES = 2**20  # reducer.hpp: kDefaultFirstBucketBytes
 BUCKET_BYTES = 25 * 2**20  # reducer.hpp: kDefaultBucketBytesCap
@@ -26,7 +26,7 @@ BROADCAST_BYTES = 250 * 2**20  # distributed.py: broadcast_bucket_size
 BROADCASTS_IN_FLIGHT = 2  # comm.cpp: broadcast_coalesced
 # ProcessGroupNCCL holds a collective's tensors until the next collective, unless `Work.wait` is called, which
 # DDP's reducer does not do (pytorch/pytorch#148590).
-_INPUTS_HELD_SINCE = (2, 8)
+INPUTS_HELD_SINCE: TorchVersion = (2, 8)
 
 
 class Buckets:
@@ -45,7 +45,7 @@ class Buckets:
         self._arrived: list[int] | None = []  # indices of parameters, until the buckets are rebuilt
         self._views: dict[int, Tensor] = {}  # index of a parameter -> its view into a bucket
         self._buckets: list[Tensor] = []
-        self._holds_inputs = torch_version_of(job.environment.torch) >= _INPUTS_HELD_SINCE
+        self._holds_inputs = torch_version_of(job.environment.torch) >= INPUTS_HELD_SINCE
         self._held: list[Tensor] = []  # buckets that were reduced last, until the next collective
         self._awaited: set[int] = set()  # parameters' indices in the bucket that is reduced next
         # distributed.py: _sync_module_states

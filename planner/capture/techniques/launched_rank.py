@@ -27,6 +27,7 @@ from planner.capture.techniques.technique import Technique
 from planner.errors import UsageError
 from planner.hardware import GPUS_OF_A_NODE
 from planner.jobs import Job
+from planner.program import TorchVersion, torch_version_of
 
 _OR_RUN = "or planner run emulates such a script"
 _FSDP1 = "FullyShardedDataParallel (FSDP1) is not planned; use fully_shard"
@@ -37,10 +38,10 @@ _OFFLOAD = (
 
 
 @contextmanager
-def _as_launched(ranks: int, rank: int, other_ranks: OtherRanks) -> Iterator[None]:
+def _as_launched(ranks: int, rank: int, other_ranks: OtherRanks, version: TorchVersion) -> Iterator[None]:
     """Set torchrun's environment variables for a rank and replace torch's functions inside the context.
 
-    The context must be opened inside `process_group`.
+    `version` is the version of torch on the GPU. The context must be opened inside `process_group`.
     """
     node = min(ranks, GPUS_OF_A_NODE)
     environment = {
@@ -61,7 +62,7 @@ def _as_launched(ranks: int, rank: int, other_ranks: OtherRanks) -> Iterator[Non
                 *point_to_point.replacements(),
                 *list_collectives.replacements(),
                 *sharded.replacements(),
-                *data_parallel.replacements(),
+                *data_parallel.replacements(version),
                 *pipeline.replacements(other_ranks),
                 *other_ranks.replacements(),
             )
@@ -172,7 +173,7 @@ def _open_process(job: Job, placement: Placement, other_ranks: OtherRanks) -> It
     replacements = fsdp.replacements(lambda tensor: placement.on_resize(tensor))
     with (
         process_group(ranks, placement.streams, rank, replacements),
-        _as_launched(ranks, rank, other_ranks),
+        _as_launched(ranks, rank, other_ranks, torch_version_of(job.environment.torch)),
     ):
         yield
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from planner.capture.session import record
 from planner.jobs import Job, Mode, Optimizer, TensorSpec, ZeroGrad, resolve_job
-from planner.program.events import Alloc, Category, Trace
+from planner.program.events import Alloc, Category, Free, Trace
 from tests.helpers.models import AMPERE, job_of
 
 SCRIPT = """
@@ -50,11 +50,12 @@ class Trainer:
 MIB = 2**20
 
 
-def planned(folder: Path, **arguments: object) -> Trace:
-    """The trace of a rank of two."""
+def planned(folder: Path, torch: str = "", **arguments: object) -> Trace:
+    """The trace of a rank of two, under a version of torch."""
     file = folder / "script.py"
     file.write_text(SCRIPT, encoding="utf-8")
     given = {"inputs": [TensorSpec((1024,))], "world_size": 2, "model_args": list(arguments.items())}
+    given["torch"] = torch
     return record(resolve_job(f"{file}:Trainer", {}, **given), 8, AMPERE)
 
 
@@ -81,6 +82,17 @@ def test_a_file_has_the_buckets_of_the_option(tmp_path: Path) -> None:
     assert (
         buckets(planned(tmp_path)) == buckets(record(job, 8, AMPERE, meta_layers)) == [36.02, 36.01, 28, 4.01]
     )
+
+
+@pytest.mark.parametrize(("version", "is_held"), [("2.6", False), ("2.7", False), ("2.8", True), ("", True)])
+def test_the_first_bucket_is_held_since_2_8(tmp_path: Path, version: str, is_held: bool) -> None:
+    """Before, it is freed before the buckets of the second step are allocated."""
+    events = planned(tmp_path, version).events
+    sizes = [event.size_bytes // MIB if isinstance(event, Alloc) else 0 for event in events]
+    first = events[sizes.index(36, sizes.index(36) + 1)]
+    assert isinstance(first, Alloc)
+    freed = [isinstance(event, Free) and event.block == first.block for event in events].index(True)
+    assert (freed > sizes.index(28)) == is_held
 
 
 def test_a_smaller_cap_makes_more_buckets(tmp_path: Path) -> None:

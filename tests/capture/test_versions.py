@@ -140,3 +140,27 @@ def test_attention_by_math_is_in_float32_with_a_safe_softmax_since_2_5() -> None
 
     assert ops("2.4")[0] == ops("2.4")[1] == 0
     assert ops("2.5") == ops("") and min(ops("2.5")) > 0
+
+
+@pytest.mark.parametrize("has_weights", [False, True])
+def test_projections_of_attention_are_deleted_since_2_12(has_weights: bool) -> None:
+    """Keys and values live until the output is there before 2.12, and only until they are used since."""
+
+    class Attend(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.attention(x + 1, x, x, need_weights=has_weights)[0]
+            return out
+
+    def outlive(version: str) -> bool:
+        events = trace_of(Attend, job_of("64x16", mode=Mode.INFER, torch=version), 4).events
+        out, both = 4 * 64 * 16 * 4, 2 * 4 * 64 * 16 * 4
+        last = {one.size_bytes: at for at, one in enumerate(events) if isinstance(one, Alloc)}
+        block = next(one.block for one in events[last[both] :] if isinstance(one, Alloc))
+        freed = [isinstance(one, Free) and one.block == block for one in events].index(True)
+        return freed > last[out]
+
+    assert (outlive("2.6"), outlive("2.11"), outlive("2.12"), outlive("")) == (True, True, False, False)

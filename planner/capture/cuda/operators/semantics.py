@@ -20,6 +20,7 @@ from planner.capture.cuda.operators import (
     attention,
     composites,
     encoder,
+    projections,
     rnn,
     second_order,
     selections,
@@ -79,7 +80,7 @@ def _open(
     stack.enter_context(kernels_registered(MISSING, "Meta"))
     indexing = (*assignment.patches(), *slicing.patches(version))
     others = (*autocast.patches(casts.clear), *second_order.patches(), *rnn.patches())
-    patches = (*_device_checks(), *indexing, *others)
+    patches = (*_device_checks(), *indexing, *projections.patches(version), *others)
     for target, replacement in patches:
         holder, _, name = target.rpartition(".")
         stack.enter_context(patched(pkgutil.resolve_name(holder), name, replacement))

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from calibration.records.reader import LARGEST_FILE_BYTES, HistoryRecord, read_measured_records
 from planner._support.bounded_read import open_regular
-from planner.allocator.history import Recording, load_any_history, load_snapshot, recording_of
+from planner.allocator.history import History, Recording, load_any_history, load_snapshot, recording_of
 from planner.errors import DataFileError, UsageError
 from planner.hardware.calibration import is_same_job
 from planner.jobs import Job
@@ -19,8 +21,9 @@ def load_recording(path: Path, job: Job, batch: int) -> Recording:
 
     `path` is a history file written by the planner or published, a pickle of
     `torch.cuda.memory._snapshot()`, or a folder of the measuring script or its history.jsonl.gz. Of the
-    histories of the measuring script, the latest of the job and batch size is taken. Raises DataFileError, or
-    UsageError if no history of the measuring script matches.
+    histories of the measuring script, the latest of the job and batch size is taken. A history that names no
+    version of torch, as a pickle, is taken as of the job's. Raises DataFileError, or UsageError if no history
+    of the measuring script matches.
     """
     if path.is_dir() or path.name == _RECORDS:
         folder = path if path.is_dir() else path.parent
@@ -31,9 +34,13 @@ def load_recording(path: Path, job: Job, batch: int) -> Recording:
             first = file.read(1)
     except OSError as error:
         raise DataFileError(f"{path}: cannot read the history: {error.strerror or error}") from error
-    if first == _PICKLE:
-        return recording_of(load_snapshot(path), str(path))
-    return recording_of(load_any_history(path), str(path))
+    history = load_snapshot(path) if first == _PICKLE else load_any_history(path)
+    return recording_of(_with_version(history, job.environment.torch), str(path))
+
+
+def _with_version(history: History, version: str) -> History:
+    """Return a history with a version of torch if it names none; "" is no version."""
+    return replace(history, torch=version) if version and history.torch == "unknown" else history
 
 
 def _choose(path: Path, records: Sequence[HistoryRecord], job: Job, batch: int) -> HistoryRecord:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from calibration.records.load import load_recording
-from planner.allocator.config import MIB, UNLIMITED, AllocatorConfig
+from planner.allocator.config import MIB, UNLIMITED, AllocatorConfig, config_of_torch
 from planner.allocator.history import snapshot_pickle
 from planner.allocator.history.diff import compare_with_recording
 from planner.allocator.history.file import save_history
@@ -103,6 +103,14 @@ def test_a_snapshot_of_torch_is_read(tmp_path: Path) -> None:
     assert record.sites[0] == Site("net/model.py:12", "forward")
     assert record.config == AllocatorConfig(expandable_segments=True)
     assert record.about == f"GPU 1, torch unknown, {path}"
+
+
+def test_a_snapshot_is_of_the_version_of_the_job(tmp_path: Path) -> None:
+    """A pickle names no torch, so that its blocks are reused as in the version that the job runs."""
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [[entry("alloc", 4096, 700)]]}))
+    record = load_recording(path, Job.create("any", source="zoo:Any", torch="2.6"), 8)
+    assert (record.about, record.config) == (f"GPU 0, torch 2.6, {path}", config_of_torch("2.6"))
 
 
 def long_snapshot(count: int) -> bytes:

@@ -34,7 +34,7 @@ aten = torch.ops.aten
 
 
 def _scaled_mm_out(*operands: Any, out: Tensor, **_: Any) -> Tensor:
-    """Return `out` unchanged. torch has no meta kernel for `_scaled_mm` with an output argument."""
+    """Return `out` unchanged. torch has no meta kernels for products of FP8 with an output argument."""
     return out
 
 
@@ -44,7 +44,7 @@ _KERNELS: Mapping[Any, Callable[..., Any]] = operator_table(
         **cuda_layouts.KERNELS,
         **rnn.KERNELS,
         **positions.KERNELS,
-        "_scaled_mm.out": _scaled_mm_out,
+        "_scaled_mm.out _scaled_mm_v2.out": _scaled_mm_out,
     }
 )
 _SEQUENCES = (tuple, list)

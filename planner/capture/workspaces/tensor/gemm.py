@@ -33,7 +33,8 @@ aten = torch.ops.aten
 _BLAS_NAMES = """
     mm mm.out mm.dtype mm.dtype_out addmm addmm.out addmm.dtype addmm.dtype_out bmm bmm.out bmm.dtype
     bmm.dtype_out baddbmm baddbmm.out addbmm mv addmv dot vdot
-    _native_multi_head_attention _euclidean_dist _scaled_mm _scaled_mm.out
+    _native_multi_head_attention _euclidean_dist _scaled_mm _scaled_mm.out _scaled_mm_v2
+    _scaled_mm_v2.out
 """
 BLAS_OPS = frozenset(map(overload, _BLAS_NAMES.split()))
 _POINTWISE_OUTER_SINCE: TorchVersion = (2, 13)

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import ScalingType, scaled_mm
 
+from planner.errors import ModelError
 from planner.jobs import Mode
 from planner.program.events import Alloc, Category
 from tests.capture.recorder.test_recorder import Apply
-from tests.helpers.models import job_of, trace_of
+from tests.helpers.models import AMPERE, job_of, trace_of
 
 Product = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 ADA = (8, 9)
@@ -41,3 +42,9 @@ def workspaces(product: Product, capability: tuple[int, int]) -> list[int]:
 @pytest.mark.parametrize("product", [by_scale, by_recipe])
 def test_cublas_multiplies_matrices_with_a_scale_each(product: Product) -> None:
     assert workspaces(product, ADA) == [8519680]
+
+
+@pytest.mark.parametrize("product", [by_scale, by_recipe])
+def test_gpus_without_products_of_fp8_are_refused(product: Product) -> None:
+    with pytest.raises(ModelError, match=r"products of FP8 need compute capability 8\.9"):
+        workspaces(product, AMPERE)

@@ -17,8 +17,10 @@ from torch import Tensor
 from planner.capture.operator_table import overload
 from planner.capture.workspaces._rule import tensor_bytes
 from planner.capture.workspaces.ops import Args, Hold, KernelOp, Ops, Rule
+from planner.errors import ModelError
 from planner.program import (
     LT_BYTES,
+    Capability,
     LtWorkspace,
     OpKind,
     Phase,
@@ -38,6 +40,7 @@ _BLAS_NAMES = """
 """
 BLAS_OPS = frozenset(map(overload, _BLAS_NAMES.split()))
 _POINTWISE_OUTER_SINCE: TorchVersion = (2, 13)
+_FIRST_WITH_FP8: Capability = (8, 9)
 
 
 class CublasWorkspaces:
@@ -136,8 +139,18 @@ def _addmm(args: Args, out: Any, target: Target) -> Ops:
     return (*_product(1, args, out, target), *((Hold(LT_BYTES),) if takes_own else ()))
 
 
+def _scaled_mm(args: Args, out: Any, target: Target) -> Ops:
+    """Return (). Raises ModelError if the GPU has no products of FP8, as torch does (ScaledBlas.cpp)."""
+    if target.capability < _FIRST_WITH_FP8:
+        raise ModelError(
+            "torch._scaled_mm: products of FP8 need compute capability 8.9; take newer GPUs (--gpu, --filter)"
+        )
+    return ()
+
+
 RULES: Mapping[str, Rule] = {
     "mm bmm mm.out bmm.out mm.dtype mm.dtype_out bmm.dtype bmm.dtype_out": partial(_product, 0),
     "baddbmm baddbmm.out": partial(_product, 1),
     "addmm addmm.out addmm.dtype addmm.dtype_out": _addmm,
+    "_scaled_mm _scaled_mm.out _scaled_mm_v2 _scaled_mm_v2.out": _scaled_mm,
 }

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from planner.capture.operator_table import overload
 from planner.capture.workspaces._rule import tensor_bytes
-from planner.capture.workspaces.ops import Args, Hold, KernelOp, Ops, Rule
+from planner.capture.workspaces.ops import Args, Hold, KernelOp, Ops, Rule, UseCublas
 from planner.errors import ModelError
 from planner.program import (
     LT_BYTES,
@@ -35,12 +35,12 @@ aten = torch.ops.aten
 _BLAS_NAMES = """
     mm mm.out mm.dtype mm.dtype_out addmm addmm.out addmm.dtype addmm.dtype_out bmm bmm.out bmm.dtype
     bmm.dtype_out baddbmm baddbmm.out addbmm mv addmv dot vdot
-    _native_multi_head_attention _euclidean_dist _scaled_mm _scaled_mm.out _scaled_mm_v2
-    _scaled_mm_v2.out
+    _native_multi_head_attention _euclidean_dist
 """
 BLAS_OPS = frozenset(map(overload, _BLAS_NAMES.split()))
 _POINTWISE_OUTER_SINCE: TorchVersion = (2, 13)
 _FIRST_WITH_FP8: Capability = (8, 9)
+_HOPPER = 9  # the major compute capability
 
 
 class CublasWorkspaces:
@@ -140,12 +140,29 @@ def _addmm(args: Args, out: Any, target: Target) -> Ops:
 
 
 def _scaled_mm(args: Args, out: Any, target: Target) -> Ops:
-    """Return (). Raises ModelError if the GPU has no products of FP8, as torch does (ScaledBlas.cpp)."""
+    """Return cuBLAS's op, or () if CUTLASS runs the product (ScaledBlas.cpp).
+
+    CUTLASS runs products with a scale for each row and column, except on compute capability 9.0. Its
+    workspace on 8.9 is not counted. Raises ModelError if the GPU has no products of FP8, as torch does.
+    """
     if target.capability < _FIRST_WITH_FP8:
         raise ModelError(
             "torch._scaled_mm: products of FP8 need compute capability 8.9; take newer GPUs (--gpu, --filter)"
         )
-    return ()
+    is_by_cutlass = target.capability[0] != _HOPPER and _is_scaled_by_row(args)
+    return () if is_by_cutlass else (UseCublas(),)
+
+
+def _is_scaled_by_row(args: Args) -> bool:
+    """Return whether a product of FP8 has a scale for each row of the first matrix and column of the second.
+
+    `_scaled_mm_v2` gets lists of scales.
+    """
+    scales = args[2], args[3] if isinstance(args[3], Tensor) else args[5]
+    of_rows, of_columns = (one if isinstance(one, Tensor) else one[0] for one in scales)
+    is_float = of_rows.dtype is of_columns.dtype is torch.float32
+    shapes = tuple(of_rows.shape), tuple(of_columns.shape)
+    return is_float and shapes == ((args[0].shape[0], 1), (1, args[1].shape[1]))
 
 
 RULES: Mapping[str, Rule] = {

@@ -104,6 +104,17 @@ def test_rms_norm_is_fused_since_2_9() -> None:
     assert (of_norm("2.8"), of_norm("2.9"), of_norm("")) == (1, 0, 0)
 
 
+def test_rms_norm_applies_its_weight_after_the_cast_before_2_7() -> None:
+    """In half precision the product with the weight is half; since 2.7 it is in float32 and cast then."""
+
+    def products(version: str) -> list[int]:
+        job = job_of("16:bfloat16", mode=Mode.INFER, torch=version)
+        return born(trace_of(lambda: nn.RMSNorm(16).bfloat16(), job, 2), "mul")
+
+    assert products("2.6") == [2 * 16 * 4, 2 * 16 * 2]
+    assert products("2.7") == products("2.8") == [2 * 16 * 4, 2 * 16 * 4]
+
+
 def test_flash_attention_keeps_its_generator_on_the_gpu_since_2_7() -> None:
     """The state of the generator and an unused number, 16 and 8 bytes; before, both are on the CPU."""
 

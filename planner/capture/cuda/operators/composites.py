@@ -13,6 +13,7 @@ from planner.program import TorchVersion
 
 aten = torch.ops.aten
 _FUSED_RMS_NORM_SINCE: TorchVersion = (2, 9)  # pytorch/pytorch#153666
+_WEIGHTED_IN_FLOAT32_SINCE: TorchVersion = (2, 7)  # pytorch/pytorch#147203
 _CONTIGUOUS_EINSUM_SINCE: TorchVersion = (2, 9)  # pytorch/pytorch#161755
 _MEAN = 1  # at::Reduction::Mean
 
@@ -188,6 +189,22 @@ def _composed_rms_norm(
     return aten.rms_norm.default.decompose(x, normalized_shape, weight, eps)
 
 
+def _rms_norm_weighted_last(
+    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Any:
+    """Run `rms_norm` as torch before 2.7 does: operator by operator, with the weight applied after the cast.
+
+    The input in float32 and the scale live until the end.
+    """
+    dims = list(range(x.dim() - len(normalized_shape), x.dim()))
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    squares = wide.pow(2)
+    scale = squares.mean(dims, keepdim=True).add_(eps or 0.0).rsqrt()
+    del squares
+    narrow = (wide * scale).type_as(x)
+    return narrow if weight is None else narrow * weight
+
+
 # ---- binary_cross_entropy_with_logits: torch/csrc/autograd/FunctionsManual.cpp
 
 
@@ -333,7 +350,8 @@ def kernels(version: TorchVersion) -> dict[str, Callable[..., Any]]:
     """Return the kernels of composite operators for a version of torch, by operator name."""
     older: dict[str, Callable[..., Any]] = {}
     if version < _FUSED_RMS_NORM_SINCE:
-        older["rms_norm"] = _composed_rms_norm
+        is_weighted_last = version < _WEIGHTED_IN_FLOAT32_SINCE
+        older["rms_norm"] = _rms_norm_weighted_last if is_weighted_last else _composed_rms_norm
     if version < _CONTIGUOUS_EINSUM_SINCE:
         older["einsum"] = _transposed_einsum
     return {**_KERNELS, **older}

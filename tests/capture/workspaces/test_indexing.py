@@ -376,3 +376,12 @@ def test_indices_of_unlike_strides_are_copied() -> None:
     assert steps(aten.index.Tensor, points, [rows, index(5)]) == (Hold(160), Hold(160), REST)
     assert steps(aten.index.Tensor, points, [places, places]) == ()
     assert steps(aten.index.Tensor, points, [None, places]) == ()
+
+
+def test_embedding_copies_indices_that_no_view_makes_flat() -> None:
+    """A slice of columns is copied before the output; a slice of a vector is read as it is."""
+    func, table = aten.embedding.default, meta(50, 8)
+    assert steps(func, table, index(4, 6)) == ()
+    assert steps(func, table, index(4, 6)[:, :-1]) == (Hold(8 * 20), REST)
+    assert steps(func, table, index(6).expand(4, 6)) == (Hold(8 * 24), REST)
+    assert steps(func, table, index(6)[::2]) == ()

@@ -36,6 +36,21 @@ _ROWS_PER_THREAD = 10  # NROWS_PER_THREAD of EmbeddingBackwardKernel.cu
 _ADDED_SINCE: TorchVersion = (2, 11)  # pytorch/pytorch#172454
 
 
+def _embedding(args: Args, out: Tensor, target: Target) -> Ops:
+    """Return the ops of `embedding`: a copy of indices that no view makes one-dimensional, and the output.
+
+    Source: ATen/native/Embedding.cpp.
+    """
+    indices = args[1]
+    if indices.dim() == 1:
+        return ()
+    try:
+        indices.view(-1)
+    except RuntimeError:
+        return (Hold(tensor_bytes(indices)), Outputs())
+    return ()
+
+
 def _embedding_backward(args: Args, out: Tensor, target: Target) -> Ops:
     """Return the ops of an embedding's gradient: copies and, for many indices, a sort and sums of equal ones.
 
@@ -371,6 +386,7 @@ RULES: dict[str, Rule] = {
     "masked_scatter_backward": _masked_select,
     "masked_scatter masked_scatter_": _masked_scatter,
     "roll": _roll,
+    "embedding": _embedding,
     "embedding_dense_backward": _embedding_backward,
     "_embedding_bag_backward": _embedding_bag_backward,
     "index_put index_put_ _unsafe_index_put _index_put_impl_": _index_put,

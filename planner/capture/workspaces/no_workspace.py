@@ -14,7 +14,7 @@ _NAMES = """
     new_empty_strided resize_ set_ split_with_sizes normal_ uniform_ bernoulli_ bernoulli rand randn
     as_strided_ eye rand_like randn_like randint randint_like exponential_ log_normal_
     geometric_ cauchy_ random_ normal scatter scatter_ scatter_add scatter_add_
-    scatter_reduce scatter_reduce_ index_add index_add_ index_copy index_copy_ index_fill index_fill_
+    index_add index_add_ index_copy index_copy_ index_fill index_fill_
     slice_scatter select_scatter diagonal_scatter diagonal_copy take put unsafe_split
     unsafe_split_with_sizes unsafe_chunk resize_as_ diag_embed tril_indices triu_indices complex polar isin
     bucketize searchsorted log_sigmoid __or__ __and__ __xor__ eq_ ne_ lt_ le_ gt_ ge_ _is_all_true

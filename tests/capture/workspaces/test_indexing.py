@@ -385,3 +385,15 @@ def test_embedding_copies_indices_that_no_view_makes_flat() -> None:
     assert steps(func, table, index(4, 6)[:, :-1]) == (Hold(8 * 20), REST)
     assert steps(func, table, index(6).expand(4, 6)) == (Hold(8 * 24), REST)
     assert steps(func, table, index(6)[::2]) == ()
+
+
+def test_means_of_scattered_rows_count_them() -> None:
+    """Ones for each element of the source and their sums, in the order of each operator, and a mask."""
+    x, source = meta(10, 8), meta(40, 8)
+    for func in (aten.scatter_reduce.two, aten.scatter_reduce_.two):
+        ops = steps(func, x, 0, index(40, 8), source, "mean")
+        assert ops == (Hold(4 * 320), Hold(4 * 80), 80)
+        assert steps(func, x, 0, index(40, 8), source, "amax") == ()
+    for func in (aten.index_reduce.default, aten.index_reduce_.default):
+        assert steps(func, x, 0, index(40), source, "mean") == (Hold(4 * 80), 4 * 320, 80)
+        assert steps(func, x, 0, index(40), source, "prod") == ()

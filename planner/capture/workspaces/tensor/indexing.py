@@ -324,6 +324,24 @@ def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
+def _scattered_mean(args: Args, out: Tensor, target: Target) -> Ops:
+    """Return the ops of `scatter_reduce` to a mean: ones for the source, their sums, and a mask of zero sums.
+
+    Other reductions need no workspace. Source: ATen/native/TensorAdvancedIndexing.cpp.
+    """
+    if args[4] != "mean":
+        return ()
+    return Hold(tensor_bytes(args[3])), Hold(tensor_bytes(out)), out.numel()
+
+
+def _indexed_mean(args: Args, out: Tensor, target: Target) -> Ops:
+    """Return the ops of `index_reduce` to a mean: sums of ones, the ones, and a mask of zero sums.
+
+    Other reductions need no workspace. Source: ATen/native/cuda/Indexing.cu.
+    """
+    return (Hold(tensor_bytes(out)), tensor_bytes(args[3]), out.numel()) if args[4] == "mean" else ()
+
+
 def _masked_select(args: Args, out: Tensor, target: Target) -> Ops:
     """Return the ops of `masked_select`: a search for the mask's true elements, then the output.
 
@@ -387,6 +405,8 @@ RULES: dict[str, Rule] = {
     "masked_scatter masked_scatter_": _masked_scatter,
     "roll": _roll,
     "embedding": _embedding,
+    "scatter_reduce.two scatter_reduce_.two": _scattered_mean,
+    "index_reduce index_reduce_": _indexed_mean,
     "embedding_dense_backward": _embedding_backward,
     "_embedding_bag_backward": _embedding_bag_backward,
     "index_put index_put_ _unsafe_index_put _index_put_impl_": _index_put,

@@ -397,3 +397,29 @@ def test_means_of_scattered_rows_count_them() -> None:
     for func in (aten.index_reduce.default, aten.index_reduce_.default):
         assert steps(func, x, 0, index(40), source, "mean") == (Hold(4 * 80), 4 * 320, 80)
         assert steps(func, x, 0, index(40), source, "prod") == ()
+
+
+def test_repeats_are_summed_before_what_is_repeated_is_numbered() -> None:
+    """A million repeats: 1117 tiles of CUB; int32 repeats are converted for the sum alone."""
+    many = Hold(8_000_000)
+    func, out = aten.repeat_interleave.Tensor, index(5)
+    assert steps(func, index(1_000_000), out=out) == (many, 18_943, REST)
+    ops = steps(func, meta(1_000_000, dtype=torch.int32), out=out)
+    assert ops == (many, many, 18_943, Release(1), REST)
+    assert steps(func, index(0), out=out) == ()
+
+
+def test_lengths_of_segments_are_summed_with_a_zero_before_them() -> None:
+    """Beside the result, and beside the gradient; CUB reduces vectors, and sums rows of lengths nowhere."""
+    func, gradient = aten.segment_reduce.default, aten._segment_reduce_backward.default
+    lengths = index(1_000_000)
+    offsets = Hold(8), Hold(8_000_008), ReleaseBeneath(1), 18_943
+    assert steps(func, meta(100), "sum", lengths, out=meta(1)) == (REST, *offsets, 1)
+    assert steps(func, meta(100, 3)[:, :2], "sum", lengths, out=meta(1)) == (Hold(800), REST, *offsets)
+    rows = steps(func, meta(4, 100), "sum", index(4, 5), None, None, 1, out=meta(1))
+    assert rows == (REST, Hold(32), Hold(192), ReleaseBeneath(1))
+    assert steps(func, meta(9, 3), "sum", None, None, index(4), out=meta(1)) == (REST,)
+    result, data = meta(5), meta(100)
+    assert steps(gradient, result[:1].expand(5), result, data, "sum", lengths, out=data) == (
+        Hold(20), REST, *offsets,
+    )  # fmt: skip

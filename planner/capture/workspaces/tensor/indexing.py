@@ -13,6 +13,7 @@ from planner.capture.workspaces._rule import (
     argument,
     ceil_div,
     contiguous_copies,
+    released,
     tensor_bytes,
 )
 from planner.capture.workspaces.ops import (
@@ -381,6 +382,44 @@ def _masked_scatter(args: Args, out: Tensor, target: Target) -> Ops:
     return (Outputs(), Hold(8 * many), *copy, _scan_bytes(many), *contiguous_copies(source))
 
 
+def _repeat_interleave(args: Args, out: Tensor, target: Target) -> Ops:
+    """Return the ops that number what is repeated: running sums of the repeats in int64, then the output.
+
+    Source: ATen/native/Repeat.cpp.
+    """
+    repeats = args[0]
+    many = repeats.numel()
+    if not many:
+        return ()
+    converted = () if repeats.dtype is torch.int64 else (Hold(8 * many),)
+    return (Hold(8 * many), *converted, _scan_bytes(many), *released(converted), Outputs())
+
+
+def _segment_reduce(args: Args, out: Tensor, target: Target) -> Ops:
+    """Return the ops of `segment_reduce`: copies, the output, the segments' offsets, and CUB's storage.
+
+    CUB reduces the segments of one-dimensional data (ATen/native/cuda/SegmentReduce.cu).
+    """
+    data, lengths = args[0], argument(args, 2)
+    reduced = (1,) if data.dim() == 1 else ()
+    return (*contiguous_copies(data, lengths), Outputs(), *_offsets(lengths), *reduced)
+
+
+def _segment_reduce_backward(args: Args, out: Tensor, target: Target) -> Ops:
+    """Return the ops of the gradient of `segment_reduce`: copies, the output, and the segments' offsets."""
+    lengths = argument(args, 4)
+    return (*contiguous_copies(*args[:3], lengths), Outputs(), *_offsets(lengths))
+
+
+def _offsets(lengths: Tensor | None) -> Ops:
+    """Return the ops that join a zero and the lengths of segments, and sum them in place, or () for None."""
+    if lengths is None or not lengths.numel():
+        return ()
+    zeros = lengths.numel() // lengths.shape[-1] * lengths.element_size()
+    scan = (_scan_bytes(lengths.numel() + 1),) if lengths.dim() == 1 else ()
+    return (Hold(zeros), Hold(zeros + tensor_bytes(lengths)), ReleaseBeneath(1), *scan)
+
+
 def _scan_bytes(many: int) -> int:
     """Return the bytes of CUB's temporary storage for a scan of `many` elements.
 
@@ -407,6 +446,9 @@ RULES: dict[str, Rule] = {
     "embedding": _embedding,
     "scatter_reduce.two scatter_reduce_.two": _scattered_mean,
     "index_reduce index_reduce_": _indexed_mean,
+    "repeat_interleave.Tensor": _repeat_interleave,
+    "segment_reduce": _segment_reduce,
+    "_segment_reduce_backward": _segment_reduce_backward,
     "embedding_dense_backward": _embedding_backward,
     "_embedding_bag_backward": _embedding_bag_backward,
     "index_put index_put_ _unsafe_index_put _index_put_impl_": _index_put,

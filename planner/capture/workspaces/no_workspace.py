@@ -36,11 +36,11 @@ _NAMES = """
     pixel_shuffle pixel_unshuffle channel_shuffle grid_sampler_3d grid_sampler_3d_backward
     # look-ups and losses
     _local_scalar_dense _assert_async
-    gather index_select kthvalue mode trace dist histc bincount floor_divide _grouped_mm
+    gather index_select kthvalue mode trace histc bincount floor_divide _grouped_mm
     mse_loss_backward smooth_l1_loss_backward huber_loss_backward
     binary_cross_entropy_backward multi_margin_loss multi_margin_loss_backward multilabel_margin_loss_forward
     multilabel_margin_loss_backward _embedding_bag _embedding_bag_forward_only
-    _embedding_bag_per_sample_weights_backward _cdist_forward _pdist_forward cross linalg_cross
+    _embedding_bag_per_sample_weights_backward _pdist_forward cross linalg_cross
     # cells of recurrent layers (native/cuda/RNN.cu): their workspace is an output
     _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl _thnn_fused_gru_cell
     _thnn_fused_gru_cell_backward _thnn_differentiable_lstm_cell_backward _cudnn_init_dropout_state

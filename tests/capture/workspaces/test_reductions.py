@@ -2,7 +2,7 @@
 
 import torch
 
-from planner.capture.workspaces.ops import Hold, Outputs, Release
+from planner.capture.workspaces.ops import Hold, Outputs, Release, ReleaseBeneath
 from planner.capture.workspaces.tensor.reductions import reduction
 from planner.program.target import Target
 from tests.helpers.models import AMPERE, HOPPER
@@ -111,3 +111,26 @@ def test_gradients_of_own_distances_are_made_for_each_pair_of_rows() -> None:
         REST, Hold(35_976_000), Hold(67_584_000), Hold(188),
     )  # fmt: skip
     assert steps(func, meta(0), meta(1, 5), 2.0, meta(0)) == ()
+
+
+def test_norms_of_differences_and_log_gammas_take_their_terms() -> None:
+    """A broadcast difference before the result; an element for each of four offsets, which are freed."""
+    assert steps(aten.dist.default, meta(40, 8), meta(8), 2) == (Hold(1280), REST)
+    terms = Hold(16), Hold(16 * 320), ReleaseBeneath(1)
+    assert steps(aten.mvlgamma.default, meta(40, 8), 4) == (*terms, REST)
+
+
+def test_few_elements_are_compared_with_all() -> None:
+    """Up to 10 times the 0.145th power of their number, 28 for 1280; more elements are sorted."""
+    func = aten.isin.Tensor_Tensor
+    assert steps(func, meta(40, 32), meta(28)) == (REST, Hold(28 * 1280), Hold(1280))
+    assert steps(func, meta(40, 32), meta(29)) == ()
+
+
+def test_distances_copy_sides_that_are_expanded_or_not_contiguous() -> None:
+    """Before the result."""
+    func = aten._cdist_forward.default
+    one, other = meta(2, 30, 8), meta(2, 40, 9)[..., :8]
+    assert steps(func, one, one, 1.0, None) == (REST,)
+    assert steps(func, one, other, 1.0, None) == (Hold(4 * 2 * 40 * 8), REST)
+    assert steps(func, one[:1], one, 1.0, None) == (Hold(4 * 2 * 30 * 8), REST)

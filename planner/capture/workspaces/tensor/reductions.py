@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from planner.capture.meta_kernels.strides import contiguous
+from planner.capture.meta_kernels.strides import broadcast, contiguous
 from planner.capture.workspaces._rule import (
     accumulator_bytes,
     argument,
@@ -23,7 +23,7 @@ from planner.capture.workspaces._rule import (
     floor_power_of_2,
     tensor_bytes,
 )
-from planner.capture.workspaces.ops import Args, Hold, Ops, Outputs, Release, Rule
+from planner.capture.workspaces.ops import Args, Hold, Ops, Outputs, Release, ReleaseBeneath, Rule
 from planner.program import Target, threads_per_sm
 
 _VECTOR = 4  # values that a thread loads at once (vt0 and input_vec_size of most kernels)
@@ -230,20 +230,58 @@ def _logsumexp(args: Args, out: Tensor, target: Target) -> Ops:
     return maxima, maxima, out.numel(), Release(1), Hold(tensor_bytes(args[0])), Outputs()
 
 
+def _distance(args: Args, out: Tensor, target: Target) -> Ops:
+    """Return the ops of `dist`: the difference, the output, and the reduction of its norm (Distance.cpp)."""
+    difference = Dense(tuple(broadcast([args[0].shape, args[1].shape]) or ()))
+    sums = reduction(difference, None, _partial_bytes(out), target)
+    return (Hold(prod(difference.shape) * out.element_size()), Outputs(), *sums)
+
+
+def _multivariate_log_gamma(args: Args, out: Tensor, target: Target) -> Ops:
+    """Return the ops of `mvlgamma`: the offsets, each element plus each offset, and their sums.
+
+    Source: ATen/native/UnaryOps.cpp.
+    """
+    unit, order = out.element_size(), args[1]
+    sums = reduction(Dense((*out.shape, order)), [-1], _partial_bytes(out), target)
+    return (Hold(order * unit), Hold(order * tensor_bytes(out)), ReleaseBeneath(1), Outputs(), *sums)
+
+
+def _is_in(args: Args, out: Tensor, target: Target) -> Ops:
+    """Return the ops of `isin` if few elements are looked for: comparisons of all pairs, and if any is true.
+
+    The operators that sort if many elements are looked for are not planned. Source:
+    ATen/native/TensorCompare.cpp.
+    """
+    many, few = out.numel(), args[1].numel()
+    if few >= 10 * many**0.145:
+        return ()
+    return (Outputs(), Hold(many * few), Hold(many), *reduction(Dense((many, few)), [1], 1, target))
+
+
+def _distances(args: Args, out: Tensor, target: Target) -> Ops:
+    """Return the ops of `cdist`: copies of expanded or other non-contiguous sides, and the output."""
+    return (*_copied_sides(args[0], args[1], out), Outputs())
+
+
+def _copied_sides(one: Tensor, other: Tensor, distances: Tensor) -> Ops:
+    """Return a `Hold` op for each side of `distances` that must be expanded or is not contiguous."""
+    batch = distances.shape[:-2]
+    return tuple(
+        Hold(prod((*batch, *side.shape[-2:])) * side.element_size())
+        for side in (one, other)
+        if side.shape[:-2] != batch or not side.is_contiguous()
+    )
+
+
 def _gradient_of_distances(args: Args, out: Tensor, target: Target) -> Ops:
     """Return the ops of the gradient of `cdist`: copies, gradients for all pairs of rows, and their sum.
 
     Source: ATen/native/Distance.cpp and cuda/DistanceKernel.cu.
     """
     grad, one, other, p, distances = args
-    batch, (rows, width) = distances.shape[:-2], one.shape[-2:]
-    samples, unit = prod(batch), one.element_size()
-    copies = [
-        Hold(samples * side.shape[-2] * width * unit)
-        for side in (one, other)
-        if side.shape[:-2] != batch or not side.is_contiguous()  # expanded, or copied as it is
-    ]
-    copied = (*copies, *contiguous_copies(distances, grad))
+    samples, (rows, width) = prod(distances.shape[:-2]), one.shape[-2:]
+    copied = (*_copied_sides(one, other, distances), *contiguous_copies(distances, grad))
     if p == 0 or distances.numel() == 0:
         return (*copied, Outputs())
     return (*copied, Outputs(), *_sum_of_pairs((samples, other.shape[-2], rows, width), one, target))
@@ -276,6 +314,10 @@ RULES: dict[str, Rule] = {
     "max min": _extremum_of_all,
     "count_nonzero count_nonzero.dim_IntList": _count,
     "max.dim min.dim argmax argmin aminmax any.dim all.dim": _extremum,
+    "isin.Tensor_Tensor": _is_in,
+    "dist": _distance,
+    "mvlgamma": _multivariate_log_gamma,
+    "_cdist_forward": _distances,
     "var.correction std.correction var_mean.correction std_mean.correction": _variance,
     "linalg_vector_norm norm.ScalarOpt_dim": _sum_over(2),
     "logsumexp": _logsumexp,

@@ -134,3 +134,18 @@ def test_distances_copy_sides_that_are_expanded_or_not_contiguous() -> None:
     assert steps(func, one, one, 1.0, None) == (REST,)
     assert steps(func, one, other, 1.0, None) == (Hold(4 * 2 * 40 * 8), REST)
     assert steps(func, one[:1], one, 1.0, None) == (Hold(4 * 2 * 30 * 8), REST)
+
+
+def test_extrema_are_reduced_as_pairs() -> None:
+    """Pairs of two elements for 252 blocks; a tensor that is not contiguous is copied for all its extrema."""
+    func, x = aten.aminmax.default, meta(2, 128, 3, 112, 224)
+    pairs = Hold(8 * 252), Hold(4)
+    assert steps(func, x) == (REST, *pairs)
+    assert steps(func, x.transpose(0, 1)) == (REST, Hold(77_070_336), *pairs)
+    assert steps(func, x.view(-1), 0, out=(meta(), meta())) == pairs
+    one = Hold(4)
+    assert steps(aten.histc.default, x, 10) == (REST, one, one, *pairs, Release(2))
+    assert steps(aten.histc.default, x, 10, -1, 1) == ()
+    numbers = meta(19_267_584, dtype=torch.int64)
+    one, pairs = Hold(8), (Hold(16 * 252), Hold(4))
+    assert steps(aten.bincount.default, numbers, out=meta(10)) == (one, one, *pairs, Release(2), REST)

@@ -21,6 +21,7 @@ from planner.capture.workspaces._rule import (
     ceil_div,
     contiguous_copies,
     floor_power_of_2,
+    released,
     tensor_bytes,
 )
 from planner.capture.workspaces.ops import Args, Hold, Ops, Outputs, Release, ReleaseBeneath, Rule
@@ -213,6 +214,23 @@ def _extremum(args: Args, out: Any, target: Target) -> Ops:
     return reduction(args[0], None if dim is None else [dim], 16, target)
 
 
+def _extrema(args: Args, out: Any, target: Target) -> Ops:
+    """Return the ops of `aminmax`, a reduction whose partial results are pairs of elements."""
+    x, dim = args[0], argument(args, 1)
+    if dim is None:
+        return (Outputs(), *_pairs(x, target))
+    return reduction(x, [dim], 2 * x.element_size(), target)
+
+
+def _pairs(x: Tensor, target: Target) -> Ops:
+    """Return the ops that copy a tensor if it is not contiguous and reduce it to its extrema.
+
+    Source: ATen/native/cuda/ReduceMinValuesKernel.cu and ATen/native/TensorCompare.cpp.
+    """
+    pairs = reduction(Dense(tuple(x.shape)), None, 2 * x.element_size(), target)
+    return (*contiguous_copies(x), *pairs)
+
+
 def _variance(args: Args, out: Any, target: Target) -> Ops:
     """Return the ops of a variance, a reduction whose partial results are `WelfordData` (SharedReduceOps.h).
 
@@ -257,6 +275,26 @@ def _is_in(args: Args, out: Tensor, target: Target) -> Ops:
     if few >= 10 * many**0.145:
         return ()
     return (Outputs(), Hold(many * few), Hold(many), *reduction(Dense((many, few)), [1], 1, target))
+
+
+def _extent(x: Tensor, target: Target) -> Ops:
+    """Return the ops that hold a tensor's least and greatest element after their reduction."""
+    one, pairs = Hold(x.element_size()), _pairs(x, target)
+    return (one, one, *pairs, *released(pairs))
+
+
+def _count_of_each(args: Args, out: Tensor, target: Target) -> Ops:
+    """Return the ops of `bincount`: the least and the greatest number, then the output (SummaryOps.cu)."""
+    return (*_extent(args[0], target), Outputs()) if args[0].numel() else ()
+
+
+def _histogram(args: Args, out: Tensor, target: Target) -> Ops:
+    """Return the ops of `histc`: the output, then the least and the greatest element if no range is given.
+
+    Source: ATen/native/cuda/SummaryOps.cu.
+    """
+    is_given = argument(args, 2, 0) != argument(args, 3, 0)
+    return () if is_given or not args[0].numel() else (Outputs(), *_extent(args[0], target))
 
 
 def _distances(args: Args, out: Tensor, target: Target) -> Ops:
@@ -313,7 +351,10 @@ RULES: dict[str, Rule] = {
     "any all": _largest(None),
     "max min": _extremum_of_all,
     "count_nonzero count_nonzero.dim_IntList": _count,
-    "max.dim min.dim argmax argmin aminmax any.dim all.dim": _extremum,
+    "max.dim min.dim argmax argmin any.dim all.dim": _extremum,
+    "aminmax": _extrema,
+    "bincount": _count_of_each,
+    "histc": _histogram,
     "isin.Tensor_Tensor": _is_in,
     "dist": _distance,
     "mvlgamma": _multivariate_log_gamma,

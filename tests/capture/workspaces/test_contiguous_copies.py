@@ -140,3 +140,11 @@ def test_sampling_by_cudnn_copies_what_is_expanded() -> None:
     turned = meta(2, 2, 5, 5).permute(0, 2, 3, 1)
     assert steps(aten.grid_sampler_2d.default, x, turned, 0, 0, True) == (Hold(400), REST)
     assert steps(aten.grid_sampler_2d.default, x, turned, 0, 0, False) == (REST,)
+
+
+def test_packing_copies_steps_that_are_not_contiguous() -> None:
+    """Three steps of two samples, which are all, and two steps of one sample, each of two numbers."""
+    func, lengths = aten._pack_padded_sequence.default, torch.tensor([5, 3])
+    assert steps(func, meta(5, 2, 2), lengths, False) == (Hold(16), REST)
+    assert steps(func, meta(2, 5, 2), lengths, True) == (Hold(48), REST)
+    assert steps(func, meta(5, 2, 2), torch.tensor([5, 5]), False) == (REST,)

@@ -7,6 +7,7 @@ come after them. The order was recorded by the allocator of torch 2.13 on an emu
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -148,6 +149,21 @@ def _nll_loss2d(args: Args, out: Any, target: Target) -> Ops:
     return (Output(1), Output(), *contiguous_copies(*(t for t in args[:3] if isinstance(t, Tensor))))
 
 
+def _pack_padded_sequence(args: Args, out: Any, target: Target) -> Ops:
+    """Return the ops of `_pack_padded_sequence`: copies of steps that are joined, and the output.
+
+    Successive steps of equally many samples are copied together if they are not contiguous
+    (ATen/native/PackedSequence.cpp).
+    """
+    x, samples = args[0].transpose(0, 1) if args[2] else args[0], out[1].tolist()
+    parts, start = [], 0
+    for many, group in groupby(samples):
+        end = start + len(list(group))
+        parts.append(x[start:end, :many])
+        start = end
+    return (*contiguous_copies(*parts), Outputs())
+
+
 def _dropout(args: Args, out: Any, target: Target) -> Ops:
     """Return the ops of dropout: the mask, then the output (Dropout.cu, dropout_cuda)."""
     return (Output(1), Output())
@@ -197,6 +213,7 @@ RULES: Mapping[str, Rule] = {
     "grid_sampler_2d": _sampling,
     "grid_sampler_2d_backward": _gradient_of_sampling,
     "native_dropout": _dropout,
+    "_pack_padded_sequence": _pack_padded_sequence,
     "nll_loss2d_forward": _nll_loss2d,
     "im2col": _unfold,
     "max_pool2d_with_indices_backward avg_pool2d_backward": _gradient_and_input,

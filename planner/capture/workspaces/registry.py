@@ -15,6 +15,7 @@ from planner.capture.workspaces.ops import Rule
 from planner.capture.workspaces.tensor import (
     complex_results,
     contiguous_copies,
+    fake_quantization,
     fft,
     gemm,
     indexing,
@@ -29,6 +30,7 @@ from planner.program import TorchVersion
 _MODULES = (
     contiguous_copies, attention, detection, convolution, gemm, indexing, losses, norms, reductions, rnn,
     sorting, fft, linalg, packed_copies, complex_results,
+    fake_quantization,
 )  # fmt: skip
 RULES = operator_table({names: rule for module in _MODULES for names, rule in module.RULES.items()})
 _RULES_BY_NAME = {

@@ -82,15 +82,18 @@ def test_the_gradient_of_a_product_in_full() -> None:
     """The backward pass makes a mask and counts of the zeros, then the quotient and the gradient."""
     lines = story(trace_of(Product, job_of("4x8", mode=Mode.TRAIN, steps=1), 2))
     start = lines.index("backward 1")
-    assert lines[start + 2 : start + 10] == [
+    assert lines[start + 2 : start + 13] == [
         "+64 temporaries",  # which of the 64 elements are zero
         "+128 temporaries",  # how many in each product
         "+512 workspaces",  # of the sum over all
         "-512",
         "+8 temporaries",
-        "-128",
         "-8",
         "+256 temporaries",  # each product over each of its elements
+        "+256 temporaries",  # times its gradient
+        "-256",
+        "-128",
+        "-64",
     ]
 
 

@@ -292,11 +292,14 @@ class _Product(torch.autograd.Function):
         if ctx.is_dropped:
             grad, out = grad.unsqueeze(dim), out.unsqueeze(dim)
         zeros = x == 0
-        if dim is None:
+        counts = None if dim is None else zeros.sum(dim, True)
+        if counts is None:
             del zeros
         else:
-            zeros.sum(dim, True).sum()
-        return grad * (out / x), None, None, None
+            counts.sum()
+        gradient = grad * (out / x)
+        del counts
+        return gradient, None, None, None
 
 
 def _product(x: Tensor, *, dtype: torch.dtype | None = None) -> Any:

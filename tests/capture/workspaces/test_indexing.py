@@ -423,3 +423,22 @@ def test_lengths_of_segments_are_summed_with_a_zero_before_them() -> None:
     assert steps(gradient, result[:1].expand(5), result, data, "sum", lengths, out=data) == (
         Hold(20), REST, *offsets,
     )  # fmt: skip
+
+
+def test_draws_from_weights_check_them_and_take_noise() -> None:
+    """Weights of 8 rows are checked; a single draw is the largest noise of a row, several are the first."""
+    func, weights = aten.multinomial.default, meta(8, 100)
+    extrema = Hold(4), Hold(4), Hold(1), Hold(1), Hold(1), ReleaseBeneath(1), ReleaseBeneath(1)
+    rows = Hold(32), Hold(8), Hold(1), ReleaseBeneath(1), ReleaseBeneath(1), 1
+    noise = Hold(3200)
+    assert steps(func, weights, 1) == (REST, *extrema, *rows, noise)
+    assert steps(func, weights, 1, True) == (REST, *extrema, *rows, noise)
+    assert steps(func, weights, 4)[:16] == (REST, *extrema, *rows, noise, Hold(128))
+    assert steps(func, meta(100), 1) == (
+        REST, *extrema, Hold(4), Hold(1), ReleaseBeneath(1), 1, Hold(400),
+    )  # fmt: skip
+
+
+def test_draws_with_replacement_sum_weights() -> None:
+    """A copy of the weights, which is normalised in another, and their running sums."""
+    assert steps(aten.multinomial.default, meta(8, 100), 4, True) == (REST, *[Hold(3200)] * 3)

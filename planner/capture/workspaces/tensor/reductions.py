@@ -277,7 +277,7 @@ def _is_in(args: Args, out: Tensor, target: Target) -> Ops:
     return (Outputs(), Hold(many * few), Hold(many), *reduction(Dense((many, few)), [1], 1, target))
 
 
-def _extent(x: Tensor, target: Target) -> Ops:
+def extent(x: Tensor, target: Target) -> Ops:
     """Return the ops that hold a tensor's least and greatest element after their reduction."""
     one, pairs = Hold(x.element_size()), _pairs(x, target)
     return (one, one, *pairs, *released(pairs))
@@ -285,7 +285,7 @@ def _extent(x: Tensor, target: Target) -> Ops:
 
 def _count_of_each(args: Args, out: Tensor, target: Target) -> Ops:
     """Return the ops of `bincount`: the least and the greatest number, then the output (SummaryOps.cu)."""
-    return (*_extent(args[0], target), Outputs()) if args[0].numel() else ()
+    return (*extent(args[0], target), Outputs()) if args[0].numel() else ()
 
 
 def _histogram(args: Args, out: Tensor, target: Target) -> Ops:
@@ -294,7 +294,7 @@ def _histogram(args: Args, out: Tensor, target: Target) -> Ops:
     Source: ATen/native/cuda/SummaryOps.cu.
     """
     is_given = argument(args, 2, 0) != argument(args, 3, 0)
-    return () if is_given or not args[0].numel() else (Outputs(), *_extent(args[0], target))
+    return () if is_given or not args[0].numel() else (Outputs(), *extent(args[0], target))
 
 
 def _distances(args: Args, out: Tensor, target: Target) -> Ops:

@@ -10,9 +10,27 @@ from typing import Any
 
 from torch import Tensor
 
-from planner.capture.meta_kernels.strides import is_dense
-from planner.capture.workspaces._rule import argument, ceil_div, contiguous_copies, tensor_bytes
-from planner.capture.workspaces.ops import Args, Hold, Op, Ops, Outputs, Release, Rule, kind_and_size
+from planner.capture.meta_kernels.strides import empty, is_dense
+from planner.capture.workspaces._rule import (
+    accumulator_bytes,
+    argument,
+    ceil_div,
+    contiguous_copies,
+    released,
+    tensor_bytes,
+)
+from planner.capture.workspaces.ops import (
+    Args,
+    Hold,
+    Op,
+    Ops,
+    Outputs,
+    Release,
+    ReleaseBeneath,
+    Rule,
+    kind_and_size,
+)
+from planner.capture.workspaces.tensor.reductions import extent, reduction
 from planner.program import OpKind, Target, TorchVersion, threads_per_sm
 
 _SMALL = 4096  # rows of at most this length are sorted in place (should_use_small_sort)
@@ -27,6 +45,7 @@ _LEAST_LENGTHS = ((20, 20_000), (40, 10_000), (80, 8_000), (199, 5_000), (799, 3
 _LEAST_LENGTH_OF_MORE_ROWS = 400
 _SELECT_BLOCK = 256  # threads
 _SELECT_BLOCKS_PER_SM = 6  # of 40 registers for each thread
+_INDEXED_BYTES = 16  # of a value and its index, a partial result of `argmax`
 _SUMS_OF_DIGITS_SINCE: TorchVersion = (2, 10)  # pytorch/pytorch#164459
 
 
@@ -186,14 +205,36 @@ def _randperm(args: Args, out: Tensor, target: Target) -> Ops:
 
 
 def _multinomial(args: Args, out: Tensor, target: Target) -> Ops:
-    """Return the ops of `multinomial`: running sums for several draws with replacement, otherwise noise.
+    """Return the ops of `multinomial`: the output, then running sums of weights, or noise.
 
-    Source: Distributions.cpp.
+    For several draws with replacement, weights are copied, normalised and summed. Otherwise they are checked,
+    and the largest values of noise that they divide are selected. Source: ATen/native/Distributions.cpp and
+    cuda/MultinomialKernel.cu.
     """
-    replacement = argument(args, 2, False)
-    if replacement and args[1] > 1:
-        return (2 * tensor_bytes(args[0]),)  # normalised weights and their running sums
-    return Hold(tensor_bytes(args[0])), Outputs()
+    weights, draws = args[:2]
+    each = Hold(tensor_bytes(weights))
+    if argument(args, 2, False) and draws > 1:
+        return (Outputs(), each, each, each)
+    noise = empty(weights.shape, weights.dtype)
+    if draws == 1:
+        selection: Ops = reduction(noise, [-1], _INDEXED_BYTES, target)
+    else:
+        values = empty(out.shape, weights.dtype)
+        selected = _topk((noise, draws), (values, out), target)
+        selection = (Hold(tensor_bytes(values)), *(op for op in selected if op != Outputs()))
+    return (Outputs(), *_checked_weights(weights, target), each, *selection)
+
+
+def _checked_weights(weights: Tensor, target: Target) -> Ops:
+    """Return the ops that look for weights that are infinite or negative, and for rows without weight."""
+    rows = weights.numel() // weights.shape[-1]
+    sums = reduction(weights, [-1], accumulator_bytes(weights), target)
+    both = ReleaseBeneath(1), ReleaseBeneath(1)  # operands of a comparison that is held
+    without = (Hold(rows), Hold(1), *both) if weights.dim() > 1 else (Hold(1), ReleaseBeneath(1))
+    return (
+        *extent(weights, target), Hold(1), Hold(1), Hold(1), *both,
+        Hold(rows * weights.element_size()), *sums, *released(sums), *without, 1,
+    )  # fmt: skip
 
 
 RULES: dict[str, Rule] = {

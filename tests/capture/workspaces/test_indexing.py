@@ -118,8 +118,9 @@ def test_accumulating_index_put_sorts_its_indices() -> None:
     """2401 positions of a table of 169 rows and 3 columns, as in Swin's relative positions."""
     args = (meta(169, 3), [index(2401)], meta(2401, 3), True)
     linear = 2401 * 8
+    checked = Hold(8), Hold(8), 1, 1, Release(2)
     assert steps(aten.index_put.default, *args) == (
-        REST, *wrapped(linear), Hold(linear), Hold(linear), Hold(linear),
+        REST, *checked, *wrapped(linear), Hold(linear), Hold(linear), Hold(linear),
         radix_sort_bytes(2401, 8, 8, CHIP, bits=8),
     )  # fmt: skip
     assert steps(aten.index_put.default, *args[:3], False) == ()
@@ -130,20 +131,30 @@ def test_accumulating_index_put_sorts_its_indices() -> None:
 def test_a_mask_is_as_many_indices_as_it_lets_through() -> None:
     """Five of 20 x 30 places, each with four values: indices of two dimensions, and five to sort."""
     mask = meta(20, 30, dtype=torch.bool)
-    result = steps(aten.index_put.default, meta(20, 30, 4), [mask], meta(5, 4), True)
+    func = aten._index_put_impl_.default
+    result = steps(func, meta(20, 30, 4), [mask], meta(5, 4), True, True)
     assert result == (
         Hold(2 * 8 * 5), REST, *wrapped(40), *wrapped(40), Release(1), Hold(40), Hold(40), Hold(40),
         radix_sort_bytes(5, 8, 8, CHIP, bits=10),
     )  # fmt: skip
-    behind = steps(aten.index_put.default, meta(4, 20, 30), [None, mask], meta(4, 5), True)
+    behind = steps(func, meta(4, 20, 30), [None, mask], meta(4, 5), True, True)
     assert behind == result
 
 
 def test_several_indices_are_summed_up() -> None:
     """Each is wrapped and multiplied in blocks of its own, and added to the first."""
-    args = (meta(10, 20, 4), [index(6), index(6)], meta(6, 4), True)
+    args = (meta(10, 20, 4), [index(6), index(6)], meta(6, 4), True, True)
     linear = 6 * 8
-    assert steps(aten.index_put.default, *args)[:8] == (REST, *wrapped(linear), *wrapped(linear), Release(1))
+    ops = steps(aten._index_put_impl_.default, *args)
+    assert ops[:8] == (REST, *wrapped(linear), *wrapped(linear), Release(1))
+
+
+def test_indices_are_checked_where_they_are_expanded() -> None:
+    """The extrema of each, and two comparisons; an index of a row is copied for those of 64 rows."""
+    ops = steps(aten.index_put_.default, meta(10, 20), [index(64, 1), index(6)], meta(), True)
+    extrema, copy = (Hold(8), Hold(8)), Hold(8 * 384)
+    checked = *extrema, copy, Release(1), 1, 1, Release(2)
+    assert ops[:21] == (REST, *checked, *wrapped(8 * 384), *checked, *wrapped(8 * 384))
 
 
 HOST, INT32 = as_cpu_tensor(index(50)), meta(50, dtype=torch.int32)
@@ -187,7 +198,7 @@ def test_indices_are_moved_and_converted(indices: list[Tensor], held: str) -> No
 def test_an_index_of_the_cpu_is_multiplied_there(indices: list[Tensor], held: str) -> None:
     """Blocks in which the indices are summed up before they are sorted, as in the test before."""
     x = meta(64, 3000)
-    ops = _index_put((x, indices, meta(50), True), x, CHIP)
+    ops = _index_put((x, indices, meta(50), True, True), x, CHIP)
     assert blocks(ops) == f"{held} +400 +400 +400 +1 -1"
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from planner.capture.arguments import as_cpu_tensor, is_on_cpu
-from planner.capture.meta_kernels.strides import broadcast, contiguous
+from planner.capture.meta_kernels.strides import broadcast, contiguous, empty
 from planner.capture.workspaces._rule import (
     accumulator_bytes,
     argument,
@@ -27,6 +27,7 @@ from planner.capture.workspaces.ops import (
     ReleaseBeneath,
     Rule,
 )
+from planner.capture.workspaces.tensor.reductions import extent
 from planner.capture.workspaces.tensor.sorting import radix_sort_bytes, scan_by_key_bytes
 from planner.program import Target, TorchVersion
 
@@ -136,8 +137,7 @@ def _index_put(args: Args, out: Tensor, target: Target) -> Ops:
 
     A mask is first replaced by the indices of its true elements, one tensor for each dimension
     (`expandTensors`, ATen/native/IndexingUtils.h). Source of the sort: `index_put_with_sort_kernel`,
-    ATen/native/cuda/Indexing.cu. The range check of indices, which the gradient of indexing skips, is not
-    planned.
+    ATen/native/cuda/Indexing.cu. Indices are checked, except for the gradient of indexing.
     """
     x, values, accumulate = args[0], args[2], argument(args, 3, False)
     covered = {d for start, index in _places(args[1]) for d in range(start, start + _width(index))}
@@ -167,7 +167,7 @@ def _index_put(args: Args, out: Tensor, target: Target) -> Ops:
     return (
         *(Hold(linear * index.dim()) for index in indices if index.dtype in _MASKS),
         Outputs(),
-        *_linear_index(linear, indices),
+        *_linear_index(linear, indices, None if argument(args, 4, False) else target),
         *copy,
         Hold(linear),  # the sorted indices
         Hold(linear),  # their positions before sorting
@@ -176,18 +176,27 @@ def _index_put(args: Args, out: Tensor, target: Target) -> Ops:
     )
 
 
-def _linear_index(size: int, indices: Sequence[Tensor]) -> Iterator[KernelOp]:
+def _linear_index(size: int, indices: Sequence[Tensor], checked_on: Target | None) -> Iterator[Op]:
     """Yield the ops that combine indices into one linear index.
 
     An index on the GPU takes `size` bytes. Each index is wrapped, multiplied by its stride, and added. CPU
     indices are moved to the GPU after the product, and int32 indices of the GPU are converted to int64 at
-    first (computeLinearIndex, ATen/native/cuda/Indexing.cu).
+    first. Before it is wrapped, an index on the GPU is expanded to the common shape and compared with the
+    range of its dimension, unless `checked_on` is None (computeLinearIndex, ATen/native/cuda/Indexing.cu).
     """
     converted = [index for index in indices if index.dtype is torch.int32 and not is_on_cpu(index)]
     yield from (Hold(size) for _ in converted)
-    on_cpu = [is_on_cpu(index) for index in indices for _ in range(_width(index))]
-    for place, is_moved in enumerate(on_cpu):
-        yield from (Hold(size),) if is_moved else (Hold(size), Hold(size), ReleaseBeneath(1))
+    each = [index for index in indices for _ in range(_width(index))]
+    shape = broadcast([(size // 8,) if one.dtype in _MASKS else one.shape for one in indices]) or ()
+    for place, index in enumerate(each):
+        if is_on_cpu(index):
+            yield Hold(size)
+        else:
+            if checked_on is not None:
+                is_read = index.dtype is torch.int64
+                extrema = extent(index.expand(shape) if is_read else empty(shape, torch.int64), checked_on)
+                yield from (*extrema, 1, 1, Release(2))
+            yield from (Hold(size), Hold(size), ReleaseBeneath(1))
         if place:
             yield Release(1)
     yield from (ReleaseBeneath(1) for _ in converted)

@@ -293,6 +293,27 @@ def test_ranks_on_one_gpu_share_its_memory(emulator: Emulator) -> None:
     assert answer["fits"] == "no" and other["rank"] == 1 and other["process_mib"] > 22016
 
 
+def test_spawned_processes_have_the_ranks_of_their_group(emulator: Emulator, tmp_path: Path) -> None:
+    """No launcher sets RANK here; the second process takes most, and its snapshot is found."""
+    code = """
+import torch.distributed as dist
+
+def main(rank):
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", init_method="tcp://localhost:29531", rank=rank, world_size=2)
+    train(torchvision.models.resnet18(num_classes=10).cuda(), 4 + 4 * rank)
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(main, nprocs=2)
+"""
+    snapshot = tmp_path / "largest.pickle"
+    answer = emulator.run(code, "--gpu", "L4", "--gpus", "2", "--snapshot", str(snapshot))
+    assert [(one["rank"], one["gpu"]) for one in answer["ranks"]] == [(0, 0), (1, 1)]
+    assert answer["ranks"][0]["peak_reserved_mib"] < answer["ranks"][1]["peak_reserved_mib"]
+    assert snapshot.is_file()
+
+
 def test_ddp_of_one_bucket(emulator: Emulator) -> None:
     """The number of parameters in the only bucket, 4 bytes that the ranks agree on, reads as it was sent."""
     code = """

@@ -155,7 +155,7 @@ class RunRecorder:
         self._path = self._folder / f"{self._process['rank']}-{os.getpid()}.json"
         self._pid, self._written = os.getpid(), 0.0
         kinds = os.environ.get("PLANNER_EMULATED_HISTORY", "").split()
-        self._snapshot = self._path.with_suffix(".pickle") if "snapshot" in kinds else None
+        self._has_snapshot = "snapshot" in kinds
         if self._script_log is not None:
             self._script_log.restart()
         history = History(torch, self._path.with_suffix(".history"), self._process, self._script_log)
@@ -182,7 +182,7 @@ class RunRecorder:
         """
         if os.getpid() == self._pid and self._peaks is None:
             self._peaks = OwnPeaks(self._torch)
-            if self._snapshot is not None or self._history is not None:
+            if self._has_snapshot or self._history is not None:
                 self._torch.cuda.memory._record_memory_history(max_entries=MAX_EVENTS, stacks="python")
             self._torch._C._cuda_attach_out_of_memory_observer(self.on_out_of_memory)
             self._write(whole=False)  # an empty list: the process uses CUDA
@@ -211,6 +211,7 @@ class RunRecorder:
         if self._stopping:  # the script went on
             self._end()
         self._count += 1
+        self._note_rank()
         if self._history is not None:
             for device in self._devices():
                 self._history.mark(device, self._count, self._peaks.stats(device))
@@ -233,7 +234,7 @@ class RunRecorder:
         if self._history is not None:
             self._history.write(self._devices())
             self._history = None
-            if self._snapshot is None:
+            if not self._has_snapshot:
                 self._torch.cuda.memory._record_memory_history(None)
 
     def _end(self, code: int = 0) -> None:
@@ -322,12 +323,22 @@ class RunRecorder:
 
     def _write_histories(self) -> None:
         if self._peaks is not None:
-            if self._snapshot is not None:
-                self._torch.cuda.memory._dump_snapshot(str(self._snapshot))
+            if self._has_snapshot:
+                self._torch.cuda.memory._dump_snapshot(str(self._path.with_suffix(".pickle")))
             if self._history is not None:
                 self._history.write(self._devices())
 
     # ---- reading and writing
+
+    def _note_rank(self) -> None:
+        """Take the rank from the script's process group if its launcher set none, as `mp.spawn`."""
+        distributed = self._torch.distributed
+        if "RANK" in os.environ or not (distributed.is_available() and distributed.is_initialized()):
+            return
+        before, self._process["rank"] = self._path, distributed.get_rank()
+        self._path = self._folder / f"{self._process['rank']}-{os.getpid()}.json"
+        if before != self._path and before.is_file():
+            before.replace(self._path)
 
     def _devices(self) -> list[int]:
         return [n for n in range(self._torch.cuda.device_count()) if self._core.emu_context_active(n)]
@@ -373,6 +384,7 @@ class RunRecorder:
             return
         if self._peaks is None:
             return
+        self._note_rank()
         self._written = time.monotonic()
         after = self._phases.end() if whole else {}  # the peaks after the last step
         failed = [] if self._failure is None else [self._failure["device"]]

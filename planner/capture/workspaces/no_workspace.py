@@ -36,7 +36,7 @@ _NAMES = """
     pixel_shuffle pixel_unshuffle channel_shuffle grid_sampler_3d grid_sampler_3d_backward
     # look-ups and losses
     _local_scalar_dense _assert_async
-    gather index_select kthvalue mode trace floor_divide _grouped_mm
+    gather index_select kthvalue mode trace floor_divide
     mse_loss_backward smooth_l1_loss_backward huber_loss_backward
     binary_cross_entropy_backward multi_margin_loss multi_margin_loss_backward multilabel_margin_loss_forward
     multilabel_margin_loss_backward _embedding_bag _embedding_bag_forward_only

@@ -40,7 +40,7 @@ _BLAS_NAMES = """
 BLAS_OPS = frozenset(map(overload, _BLAS_NAMES.split()))
 _POINTWISE_OUTER_SINCE: TorchVersion = (2, 13)
 _FIRST_WITH_FP8: Capability = (8, 9)
-_HOPPER = 9  # the major compute capability
+_HOPPER, _BLACKWELL = 9, 10  # major compute capabilities
 
 
 class CublasWorkspaces:
@@ -165,9 +165,19 @@ def _is_scaled_by_row(args: Args) -> bool:
     return is_float and shapes == ((args[0].shape[0], 1), (1, args[1].shape[1]))
 
 
+def _grouped_mm(args: Args, out: Any, target: Target) -> Ops:
+    """Return cuBLAS's op if a product of groups is multiplied group by group, or else ().
+
+    One kernel multiplies all groups of bfloat16 on compute capabilities 9.x and 10.x (GroupedBlas.cpp).
+    """
+    is_one_kernel = args[0].dtype is torch.bfloat16 and target.capability[0] in (_HOPPER, _BLACKWELL)
+    return () if is_one_kernel else (UseCublas(),)
+
+
 RULES: Mapping[str, Rule] = {
     "mm bmm mm.out bmm.out mm.dtype mm.dtype_out bmm.dtype bmm.dtype_out": partial(_product, 0),
     "baddbmm baddbmm.out": partial(_product, 1),
     "addmm addmm.out addmm.dtype addmm.dtype_out": _addmm,
     "_scaled_mm _scaled_mm.out _scaled_mm_v2 _scaled_mm_v2.out": _scaled_mm,
+    "_grouped_mm": _grouped_mm,
 }

@@ -44,6 +44,10 @@ class BatchTooLargeError(ModelError):
     """
 
 
+class UnsupportedGpuError(ModelError):
+    """The error for an operator that the planned GPU does not have."""
+
+
 class DataFileError(PlannerError):
     """The error for a file that is broken, or that cannot be read or written.
 

@@ -17,7 +17,7 @@ from planner.allocator.config import AllocatorConfig, MemoryLimits, max_reserved
 from planner.allocator.replay import replay_trace
 from planner.api.fleet.gpus import GpusResult
 from planner.cli import run
-from planner.errors import UsageError
+from planner.errors import UnsupportedGpuError, UsageError
 from planner.hardware.budget import Budget, make_budget
 from planner.hardware.database import find_device, load_devices
 from planner.hardware.device import MIB, Device, FigureKind, ProductInfo, ProductLine, SourcedBytes
@@ -506,3 +506,20 @@ def test_a_picture_names_cards_that_people_know() -> None:
         "GH200 96GB", "H200 141GB", "B200 180GB", "B300 288GB",
     ]  # fmt: skip
     assert named_gpus(fits[:3]) == fits[:3]
+
+
+class Fp8(nn.Module):
+    """A layer whose product is of FP8."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, one = x.to(torch.float8_e4m3fn), torch.ones((), device=x.device)
+        return torch._scaled_mm(a, a.new_empty(16, 16).t(), one, one, out_dtype=torch.bfloat16)
+
+
+def test_cards_without_an_operator_are_left_out_and_named() -> None:
+    """FP8 needs compute capability 8.9: an A100 has no row, and the note says why."""
+    table = gpus(Fp8, input="16", mode="infer", filter="40gb").table
+    assert {fit.budget.device.name for fit in table.fits}.isdisjoint({"A100 40GB"})
+    assert any("GPUs are left out: torch._scaled_mm: products of FP8 need" in note for note in table.notes)
+    with pytest.raises(UnsupportedGpuError, match="products of FP8 need compute capability 8.9"):
+        gpus(Fp8, input="16", mode="infer", filter="a100")

@@ -21,7 +21,7 @@ from planner.api.request.budget import (
 from planner.api.request.options import Options
 from planner.api.request.request import Model, Request, checked_multiple
 from planner.api.request.varying import is_varying, open_any_request, open_sized_programs
-from planner.errors import UsageError
+from planner.errors import UnsupportedGpuError, UsageError
 from planner.hardware import (
     MIB,
     NOT_MODELLED,
@@ -48,7 +48,7 @@ from planner.planning import (
     find_varying_fit,
     fit_devices,
 )
-from planner.program import FIT_BATCHES, LARGEST_BATCH, Outcome, Trace, find_growth
+from planner.program import FIT_BATCHES, LARGEST_BATCH, Capability, Outcome, Trace, find_growth
 from planner.report import Report, Result, growth_text, report_of
 
 MOST_OF_VARYING = 12  # most GPUs, on each of which runs are sampled for some seconds
@@ -159,9 +159,8 @@ def gpus(
     opened = perf_counter()
     if batch is not None:
         check_batch(job, batch)
-    budgets = _budgets(chosen, job, options)
+    budgets, refused = _supported(_budgets(chosen, job, options), programs)
     target = budgets[0].device.target
-    programs.bound(target)  # builds the program from which the next trace comes
     first = programs.trace(programs.batch_sizes(target).floor(FIT_BATCHES[0]), target)
     budgets = [judge_budget(budget, job, first) for budget in budgets]
     epochs = EpochPrograms(job, programs)
@@ -175,7 +174,7 @@ def gpus(
         budgets[0].confidence,
         tuple(sorted(shown, key=key)),
         len(fits) - len(shown),
-        (*_of_vendors(fits), *_notes(traces)),
+        (*_of_vendors(fits), *refused, *_notes(traces)),
         traces[0].unknown_ops,
         opened - start,
         seconds,
@@ -186,6 +185,28 @@ def gpus(
         _likely(fits),
     )
     return GpusResult(table)
+
+
+def _supported(budgets: Sequence[Budget], programs: TimedPrograms) -> tuple[list[Budget], tuple[str, ...]]:
+    """Return the budgets of GPUs that have the job's operators, and notes on the GPUs that have not.
+
+    Raises UnsupportedGpuError if no GPU has them.
+    """
+    refused: dict[Capability, UnsupportedGpuError] = {}
+    by_capability = {one.device.target.capability: one.device.target for one in reversed(budgets)}
+    for capability, target in reversed(by_capability.items()):
+        try:
+            programs.bound(target)  # builds the program from which the next trace comes
+            programs.trace(programs.batch_sizes(target).floor(FIT_BATCHES[0]), target)
+        except UnsupportedGpuError as error:
+            refused[capability] = error
+    kept = [budget for budget in budgets if budget.device.target.capability not in refused]
+    if not kept:
+        raise next(iter(refused.values()))
+    count = len(budgets) - len(kept)
+    return kept, tuple(
+        f"{count} GPUs are left out: {reason}" for reason in dict.fromkeys(map(str, refused.values()))
+    )
 
 
 def _likely(fits: Sequence[DeviceFit]) -> tuple[DeviceFit, ...]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from planner.capture.operator_table import overload
 from planner.capture.workspaces._rule import tensor_bytes
 from planner.capture.workspaces.ops import Args, Hold, KernelOp, Ops, Rule, UseCublas
-from planner.errors import ModelError
+from planner.errors import UnsupportedGpuError
 from planner.program import (
     LT_BYTES,
     Capability,
@@ -143,10 +143,10 @@ def _scaled_mm(args: Args, out: Any, target: Target) -> Ops:
     """Return cuBLAS's op, or () if CUTLASS runs the product (ScaledBlas.cpp).
 
     CUTLASS runs products with a scale for each row and column, except on compute capability 9.0. Its
-    workspace on 8.9 is not counted. Raises ModelError if the GPU has no products of FP8, as torch does.
+    workspace on 8.9 is not counted. Raises UnsupportedGpuError if the GPU has no products of FP8.
     """
     if target.capability < _FIRST_WITH_FP8:
-        raise ModelError(
+        raise UnsupportedGpuError(
             "torch._scaled_mm: products of FP8 need compute capability 8.9; take newer GPUs (--gpu, --filter)"
         )
     is_by_cutlass = target.capability[0] != _HOPPER and _is_scaled_by_row(args)

@@ -104,7 +104,8 @@ def compute(op: DeferredOp) -> tuple[Any, dict[int, torch.UntypedStorage]]:
 def run(op: DeferredOp) -> None:
     """Run a deferred operator, and store the results in the values that are still alive.
 
-    The values stay unknown if the operator is randomized, or if it fails on the CPU.
+    The values stay unknown if the operator is randomized, or if it fails on the CPU. So does the value of a
+    result that has another shape on the CPU, such as a buffer that is empty on a GPU.
     """
     if op.is_randomized:
         return
@@ -120,7 +121,7 @@ def run(op: DeferredOp) -> None:
     results = leaves_of(out)
     for index, layout, reference in op.made:
         value = reference()
-        if value is not None:
+        if value is not None and results[index].shape == torch.Size(layout.size):
             result = _finite(op.func, results[index]) if is_random else results[index]
             value.storage, value.is_random = _laid_out(result, layout, value.size_bytes), is_random
 

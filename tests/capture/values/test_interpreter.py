@@ -362,3 +362,14 @@ def test_detectors_get_images_of_their_own_type() -> None:
     taken = record(job.replace(steps=1), 2, AMPERE)
     assert [size for size in born(taken, "empty.memory_format") if size == 3 * 480 * 640 * 2] != []
     assert 3 * 480 * 640 * 4 not in born(taken, "empty.memory_format")
+
+
+def test_a_result_of_another_shape_on_the_cpu_does_not_keep_the_others_from_being_read() -> None:
+    """On the CPU, `logsigmoid` also fills a buffer, which is empty on a GPU."""
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 8), Calls(F.logsigmoid), Calls(lambda x: x[x < -0.5]))
+
+    trace = trace_of(make, job_of("8", mode=Mode.TRAIN), 4)
+    validate(trace)
+    assert any(DRAWN in note for note in trace.notes)

@@ -50,6 +50,32 @@ def test_the_gradient_of_a_selection_is_one_tensor(select: Callable[[Tensor], Te
     assert _made(trace, Phase.BACKWARD).count(INPUT_BYTES) == 1
 
 
+@pytest.mark.parametrize(
+    ("choose", "masks"),
+    [
+        (lambda x: x.max(), 2),  # NaN, and the elements that equal the result
+        (lambda x: x.median(), 2),
+        (lambda x: x.clamp(torch.zeros_like(x[0]), torch.ones_like(x[0])), 2),  # one for each bound
+    ],
+    ids=["max", "median", "clamp"],
+)
+def test_the_gradient_of_an_extreme_joins_masks_in_place(
+    choose: Callable[[Tensor], Tensor], masks: int
+) -> None:
+    """torch on meta would join two masks into a third."""
+
+    class Chooses(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = nn.Parameter(torch.zeros(BATCH, WIDTH))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return choose(self.bias + x)
+
+    trace = trace_of(Chooses, job_of(f"{WIDTH}", mode=Mode.TRAIN), BATCH)
+    assert _made(trace, Phase.BACKWARD).count(BATCH * WIDTH) == masks
+
+
 def _made(trace: Trace, phase: Phase) -> list[int]:
     """Return the sizes of the blocks that a phase makes."""
     sizes, now = [], None

@@ -310,6 +310,71 @@ def _product_over(x: Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dt
     return _Product.apply(x, dim, keepdim, dtype)  # type: ignore[no-untyped-call]
 
 
+# ---- max, min, median and clamp: torch/csrc/autograd/FunctionsManual.cpp
+
+
+class _Extreme(torch.autograd.Function):
+    """An autograd function for `max` and the like, whose gradient joins masks in place.
+
+    For meta tensors (TensorSubclassLikeUtils.h) torch joins the masks of NaN out of place.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, select: Callable[[Tensor], Any]) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            out = select(x)
+        ctx.save_for_backward(x, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Return the gradient, shared evenly between the elements that equal the result, and None."""
+        x, out = ctx.saved_tensors
+        is_nan, is_result_nan = x.isnan(), out.isnan()
+        mask = (x == out).logical_or_(is_nan.logical_and_(is_result_nan))
+        return mask * (grads[0] / mask.sum()), None
+
+
+def _extreme(select: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+    return lambda x: _Extreme.apply(x, select)  # type: ignore[no-untyped-call]
+
+
+class _Clamp(torch.autograd.Function):
+    """An autograd function for `clamp` between tensors, whose gradients join masks in place.
+
+    For meta tensors (TensorSubclassLikeUtils.h) torch joins the masks of two bounds out of place.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, low: Tensor | None, high: Tensor | None) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            out = aten.clamp.Tensor(x, low, high)
+        ctx.save_for_backward(x, low, high)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Return the gradients, each chosen by masks that live until it is computed, bounds first."""
+        (x, low, high), (grad,), needs = ctx.saved_tensors, grads, ctx.needs_input_grad
+        zero = grad.new_zeros(())
+
+        def where(mask: Tensor, other: Tensor | None = None) -> Tensor:
+            both = mask if other is None else mask.logical_and_(other)
+            return torch.where(both, grad, zero)
+
+        if low is None or high is None:
+            of_low = where(x < low) if needs[1] else None
+            of_high = where(x > high) if needs[2] else None
+            return where(x <= high if low is None else x >= low) if needs[0] else None, of_low, of_high
+        of_low = where(x < low, low < high) if needs[1] else None
+        of_high = where(x > high, high < low) if needs[2] else None
+        return where(x >= low, x <= high) if needs[0] else None, of_low, of_high
+
+
+def _clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Any:
+    return _Clamp.apply(x, min, max)  # type: ignore[no-untyped-call]
+
+
 # ---- cumprod: ATen/native/ReduceOps.cpp
 
 
@@ -336,6 +401,11 @@ def _cumprod_backward(grad: Tensor, x: Tensor, dim: int, out: Tensor) -> Any:
 _KERNELS: Mapping[str, Callable[..., Any]] = {
     "prod": _product,
     "prod.dim_int": _product_over,
+    "max": _extreme(aten.max.default),
+    "min": _extreme(aten.min.default),
+    "median": _extreme(aten.median.default),
+    "nanmedian": _extreme(aten.nanmedian.default),
+    "clamp.Tensor": _clamp,
     "cumprod_backward": _cumprod_backward,
     "linear": _linear,
     "dropout": _dropout,

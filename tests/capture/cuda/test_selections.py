@@ -23,6 +23,7 @@ def _zeros(x: Tensor) -> Tensor:
     [
         lambda x: x.gather(1, _zeros(x[:, :3])),
         lambda x: x.index_select(1, _zeros(x[0, :3])),
+        lambda x: x.take(_zeros(x[0, :3])),
         lambda x: x.masked_select(torch.arange(WIDTH, device=x.device) < 3),
         lambda x: x.topk(2)[0],
         lambda x: x.max(1)[0],
@@ -31,7 +32,18 @@ def _zeros(x: Tensor) -> Tensor:
         lambda x: x.cummax(1)[0],
         lambda x: x.trace(),
     ],
-    ids=["gather", "index_select", "masked_select", "topk", "max", "median", "sort", "cummax", "trace"],
+    ids=[
+        "gather",
+        "index_select",
+        "take",
+        "masked_select",
+        "topk",
+        "max",
+        "median",
+        "sort",
+        "cummax",
+        "trace",
+    ],
 )
 def test_the_gradient_of_a_selection_is_one_tensor(select: Callable[[Tensor], Tensor]) -> None:
     """Zeros are all that the backward pass makes of the input's size: a GPU scatters into them, where torch

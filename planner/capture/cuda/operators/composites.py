@@ -310,7 +310,7 @@ def _product_over(x: Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dt
     return _Product.apply(x, dim, keepdim, dtype)  # type: ignore[no-untyped-call]
 
 
-# ---- max, min, median and clamp: torch/csrc/autograd/FunctionsManual.cpp
+# ---- max, min, median, clamp and take: torch/csrc/autograd/FunctionsManual.cpp
 
 
 class _Extreme(torch.autograd.Function):
@@ -375,6 +375,29 @@ def _clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> A
     return _Clamp.apply(x, min, max)  # type: ignore[no-untyped-call]
 
 
+class _Take(torch.autograd.Function):
+    """An autograd function for `take`, whose gradient is put into zeros in place.
+
+    Under a dispatch mode (TensorSubclassLikeUtils.h) torch puts it into a copy of the zeros.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            out = aten.take(x, index)
+        ctx.save_for_backward(x, index)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, index = ctx.saved_tensors
+        return torch.zeros_like(x).put_(index, grads[0], True), None
+
+
+def _take(x: Tensor, index: Tensor) -> Any:
+    return _Take.apply(x, index)  # type: ignore[no-untyped-call]
+
+
 # ---- cumprod: ATen/native/ReduceOps.cpp
 
 
@@ -406,6 +429,7 @@ _KERNELS: Mapping[str, Callable[..., Any]] = {
     "median": _extreme(aten.median.default),
     "nanmedian": _extreme(aten.nanmedian.default),
     "clamp.Tensor": _clamp,
+    "take": _take,
     "cumprod_backward": _cumprod_backward,
     "linear": _linear,
     "dropout": _dropout,

@@ -23,8 +23,11 @@ def is_composite(func: Any) -> bool:
     The schemas of some composites promise a view, though they may copy.
     """
     name = func.name()
-    is_composed = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
-    return bool(is_composed) and func._schema.name not in _KERNELS
+    if func._schema.name in _KERNELS or not torch._C._dispatch_has_kernel(
+        name
+    ):  # prim::device is of TorchScript
+        return False
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Trace workspace rules with tensors whose sizes are symbolic."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import prod
 from typing import Any
 
@@ -71,6 +71,13 @@ class SymTensor:
     def t(self) -> "SymTensor":
         """Return the transpose of a matrix."""
         return self.transpose(0, 1)
+
+    def expand(self, shape: Sequence[Any]) -> "SymTensor":
+        """Return a view of the tensor in a shape to which its own can be broadcast."""
+        lead = len(shape) - self.dim()
+        sizes = zip(self.shape, self._strides, shape[lead:], strict=True)
+        strides = [stride if size == whole else 0 for size, stride, whole in sizes]
+        return SymTensor(list(shape), [*[0] * lead, *strides], self.dtype)
 
     def reshape(self, *sizes: int) -> "SymTensor":
         """Return a one-dimensional tensor with all elements.

@@ -16,6 +16,8 @@ from planner.errors import ModelError
 @pytest.fixture
 def old_torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch, "__version__", "2.6.0+cu124")
+    for name in capture.__all__:  # which other tests have imported
+        monkeypatch.delitem(vars(capture), name, raising=False)
     capture._check_torch.cache_clear()  # type: ignore[attr-defined]
     yield
     capture._check_torch.cache_clear()  # type: ignore[attr-defined]

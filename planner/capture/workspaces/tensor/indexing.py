@@ -44,7 +44,7 @@ def _embedding(args: Args, out: Tensor, target: Target) -> Ops:
     Source: ATen/native/Embedding.cpp.
     """
     indices = args[1]
-    if indices.dim() == 1:
+    if indices.dim() == 1 or indices.is_contiguous():
         return ()
     try:
         indices.view(-1)

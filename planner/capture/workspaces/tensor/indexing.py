@@ -1,6 +1,7 @@
 """Workspace rules of indexing, masking, `roll` and the gradients of embeddings."""
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from math import prod
 
 import torch
@@ -44,13 +45,11 @@ def _embedding(args: Args, out: Tensor, target: Target) -> Ops:
     Source: ATen/native/Embedding.cpp.
     """
     indices = args[1]
-    if indices.dim() == 1 or indices.is_contiguous():
-        return ()
-    try:
-        indices.view(-1)
-    except RuntimeError:
-        return (Hold(tensor_bytes(indices)), Outputs())
-    return ()
+    dims = [(size, step) for size, step in zip(indices.shape, indices.stride(), strict=True) if size != 1]
+    is_flat = indices.numel() == 0 or all(
+        step == size * beneath for (_, step), (size, beneath) in pairwise(dims)
+    )
+    return () if is_flat else (Hold(tensor_bytes(indices)), Outputs())
 
 
 def _embedding_backward(args: Args, out: Tensor, target: Target) -> Ops:
